@@ -1,0 +1,52 @@
+# Every target installs what it needs into .venv first; only Python 3.11+ and make are asked of the machine.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help run install dev lock test check fix bench test-real clean
+
+help:            ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+# Two steps: the locked dependencies, each checked by its hash, then the project itself without asking for anything more.
+$(VENV)/.run: requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: requirements-dev.lock pyproject.toml $(VENV)/.run
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@touch $@
+
+install: $(VENV)/.run   ## what running needs (about 1 minute)
+dev: $(VENV)/.dev       ## what testing needs on top (about 1 minute)
+
+run: $(VENV)/.run       ## gateway, three simulated engines, a live table; ends with ctrl-c
+	$(BIN)/warmroute demo
+
+test: $(VENV)/.dev      ## the whole test suite (about 3 minutes)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev     ## format, lint, types, import directions (about 1 minute)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: $(VENV)/.dev       ## formats and mends what can be mended
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev     ## speed of every hot step, each beside its baseline (about 5 minutes)
+	$(BIN)/python -m tests.bench $(ARGS)
+
+test-real: $(VENV)/.dev ## real vLLM and SGLang servers on this machine's CPU (about 20 minutes; skips where they can't start)
+	$(BIN)/python -m tests.real $(ARGS)
+
+lock:                   ## writes the lock files anew from pyproject.toml (needs uv)
+	uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --extra build pyproject.toml -o requirements.lock
+	uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --extra dev -c requirements.lock pyproject.toml -o requirements-dev.lock
+
+clean:                  ## removes the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

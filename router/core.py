@@ -1,0 +1,473 @@
+"""The nouns, and the protocols between the parts. Imports nothing of ours.
+
+Nouns that cross a process border (`Ask`, `Decision`, `Booking`, `Outcome` …) are `msgspec.Struct`s, so that a protocol
+such as `Placement` can be called in the same process or over a Unix socket without a second set of types.
+
+Units: times in seconds on a monotonic clock unless the name says otherwise, work in milliseconds of GPU time (`_ms`),
+lengths in tokens (`_tokens`) or blocks (`_blocks`).
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import AsyncIterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Literal, NewType, Protocol
+
+import msgspec
+
+BlockKey = NewType("BlockKey", int)
+"""Our own name of a block: a u64 chained over the root and every token before it (`routing/blocks.py`)."""
+EngineHash = NewType("EngineHash", int)
+"""The engine's name of a block: opaque, a u64, valid inside one (instance, rank) only."""
+
+
+class Tier(StrEnum):
+    """Where a block lies, fastest first."""
+
+    GPU = "gpu"
+    HOST = "host"
+    DISK = "disk"
+    REMOTE = "remote"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Engines
+
+
+class EventSource(msgspec.Struct, frozen=True):
+    """Where one data-parallel rank publishes its KV events."""
+
+    rank: int
+    endpoint: str  # tcp://host:port, always connectable: wildcards are already replaced
+    replay: str | None = None
+    topic: str = ""
+
+
+class Instance(msgspec.Struct, frozen=True):
+    """An engine as the operator declared it or discovery found it."""
+
+    id: str
+    url: str  # http://host:port without a trailing slash
+    engine: str  # the adapter's entry point name
+    model: str  # the public model name whose root its blocks belong to
+    served: str | None = None  # the engine's own name of the model; None: the first one it lists
+    api_key: str | None = None
+    labels: Mapping[str, str] = {}
+    events: tuple[EventSource, ...] | None = None  # None: ask the engine; (): there are none
+    block_size: int | None = None  # only for engines that do not tell
+    capacity_tokens: int | None = None  # only for engines that do not tell
+
+    def __repr__(self) -> str:  # an API key never reaches a log
+        return f"Instance({self.id!r}, {self.url!r}, {self.engine!r}, model={self.model!r})"
+
+    __str__ = __repr__
+
+
+class HitRule(msgspec.Struct, frozen=True):
+    """What an engine really reuses of a prefix it holds: whole units, less what it always recomputes."""
+
+    alignment_tokens: int = 1
+    drop_tokens: int = 0
+    minimum_tokens: int = 0
+
+    def usable(self, held_tokens: int, prompt_tokens: int) -> int:
+        """Tokens the engine will reuse of `held_tokens` it holds. At least one prompt token is always computed."""
+        usable = min(held_tokens, prompt_tokens - 1) // self.alignment_tokens * self.alignment_tokens - self.drop_tokens
+        return usable if usable >= self.minimum_tokens and usable > 0 else 0
+
+
+class EngineFacts(msgspec.Struct, frozen=True):
+    """What an adapter learned from the engine itself. None: the engine does not tell."""
+
+    served: tuple[str, ...]  # the names it answers to, the base model first
+    loras: tuple[str, ...] = ()
+    version: str | None = None
+    max_model_tokens: int | None = None
+    block_size: int | None = None
+    capacity_tokens: int | None = None  # per rank
+    ranks: int = 1
+    rank_targeting: bool = False  # whether a request can be steered to a rank behind this URL
+    sources: tuple[EventSource, ...] = ()
+    prefix_caching: bool | None = None
+    reports_cached: bool | None = None
+    hit_rule: HitRule = HitRule()
+    boot_id: str | None = None  # changes when the process restarts
+    model_path: str | None = None  # a directory that may hold tokenizer files
+    open_without_key: bool | None = None
+    notes: tuple[str, ...] = ()  # what the operator should mend, each with the mend
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What one rank last said about itself."""
+
+    at: float  # monotonic
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0  # 0..1, share of KV memory that running requests pin
+    sleeping: bool = False
+    boot_id: str | None = None
+    prompt_tokens_total: float = 0.0
+    cached_tokens_total: float = 0.0
+    preemptions_total: float = 0.0
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """How long an engine takes: the linear and attention terms of prefill, and a decode step (papers.md: the engine step).
+
+    prefill_ms(n, L) = c1*n + c2*n*(L - n/2) for n uncached of L tokens.
+    """
+
+    c0_ms: float = 6.66  # a step's fixed time
+    c1_ms: float = 0.01983  # per uncached token
+    c2_ms: float = 7.95e-7  # per uncached token and token of context
+    c3_ms: float = 4.2e-5  # decode: per token of context in the batch
+    c4_ms: float = 0.005  # decode: per sequence in the batch
+    host_ms: float = 0.0026  # per token loaded from a tier behind the GPU (128 KiB at 50 GB/s)
+    disk_ms: float = 0.02
+    remote_ms: float = 0.01
+
+    def prefill_ms(self, uncached_tokens: float, prompt_tokens: float) -> float:
+        n = uncached_tokens
+        return self.c1_ms * n + self.c2_ms * n * (prompt_tokens - n / 2)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# KV events, as an adapter yields them
+
+
+class Stored(msgspec.Struct, frozen=True, gc=False):
+    """Blocks of one chain that now lie in a tier.
+
+    `tokens` holds block_size ids for each hash; empty when the engine only announces a tier change of known hashes.
+    """
+
+    hashes: list[int]
+    parent: int | None
+    tokens: list[int]
+    block_size: int
+    tier: str = "gpu"
+    lora: str | None = None
+    salt: str | None = None
+    group: int = 0
+    media: tuple[tuple[int, str], ...] | None = None  # (block offset in this event, media id)
+    reannounced: bool = False  # True: no new physical copy
+
+
+class Removed(msgspec.Struct, frozen=True, gc=False):
+    """One physical copy of each block has left a tier."""
+
+    hashes: list[int]
+    tier: str = "gpu"
+    group: int = 0
+
+
+class Cleared(msgspec.Struct, frozen=True, gc=False):
+    """The rank forgot everything, in every tier it publishes."""
+
+
+KVEvent = Stored | Removed | Cleared
+
+
+class EventBatch(msgspec.Struct, frozen=True, gc=False):
+    """What a rank published at once."""
+
+    seq: int
+    events: list[KVEvent]
+    rank: int | None = None  # as the batch itself says; None when it doesn't
+    at: float | None = None  # the engine's wall clock, seconds
+    skipped: int = 0  # events that could not be understood, or that must not earn credit
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A request, once its prompt is known
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """A prompt as the engine will read it.
+
+    `keys[size]` are the chained keys of all whole blocks of the known tokens, as u64s in an array('Q') (bytes on a wire).
+    Text that has never been seen is counted by estimate and named by `text_keys` until it is tokenized.
+    """
+
+    tokens: int  # exact, or known_tokens + an estimate of the rest
+    known_tokens: int  # tokens covered exactly; keys cover known_tokens // size blocks
+    keys: Mapping[int, array[int]]
+    text_keys: tuple[tuple[int, int], ...] = ()  # (key of the text so far, tokens so far) past known_tokens
+    source: Literal["exact", "engine", "approximate", "none"] = "exact"
+    reason: str = ""  # why there are no keys, or why they are not exact
+    turn: int = 1  # user turns so far
+
+    @property
+    def exact(self) -> bool:
+        return self.source in ("exact", "engine") and self.known_tokens == self.tokens
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """What `Placement` is asked: everything it may know of a request. No text, no token ids."""
+
+    request_id: str
+    model: str  # public name, aliases resolved
+    prompt: Prompt
+    tenant: str = ""
+    domain: str = ""  # isolation domain: side tables are kept per domain
+    lora: str | None = None
+    session: str | None = None
+    request_class: str = ""
+    priority: int = 0
+    stream: bool = True
+    choices: int = 1
+    max_output_tokens: int | None = None
+    exclude: tuple[str, ...] = ()  # instance ids that must not be taken again
+    policy: str | None = None
+
+
+class Candidate(msgspec.Struct, frozen=True, gc=False):
+    """One (instance, rank) as it stood when the choice was made."""
+
+    instance: str
+    rank: int
+    hit_tokens: int = 0  # what the engine would reuse, all tiers, HitRule and confidence applied
+    held_tokens: Mapping[str, int] = {}  # raw depth per tier, cumulative: gpu, then what slower tiers add
+    confidence: float = 1.0
+    expected_tokens: int = 0  # part of hit_tokens that was only just dispatched there, not yet confirmed by events
+    booked_requests: int = 0  # ours, not finished
+    booked_prefill_ms: float = 0.0  # ours, not past their first token
+    booked_prefill_tokens: int = 0
+    booked_kv_tokens: int = 0
+    running: int = 0  # the engine's word
+    waiting: int = 0
+    kv_usage: float = 0.0
+    load_age_s: float = 0.0
+    capacity_tokens: int = 0  # 0: unknown
+    rates: Rates = Rates()
+    labels: Mapping[str, str] = {}
+
+    @property
+    def id(self) -> str:
+        return f"{self.instance}/{self.rank}"
+
+
+class Snapshot(msgspec.Struct, frozen=True, gc=False):
+    """All a policy may know. Frozen, so that any decision can be replayed."""
+
+    at: float
+    tokens: int
+    candidates: tuple[Candidate, ...]
+    model: str = ""
+    tenant: str = ""
+    session: str | None = None
+    request_class: str = ""
+    turn: int = 1
+    choices: int = 1
+    output_tokens: int = 256  # expected
+
+    def uncached(self, candidate: Candidate) -> int:
+        return self.tokens - candidate.hit_tokens
+
+
+class Cost(msgspec.Struct, frozen=True, gc=False):
+    """What a policy thinks of one candidate: lower is better, value >= 0, parts sum to it."""
+
+    value: float
+    parts: Mapping[str, float]
+    unit: Literal["ms", "rank"] = "ms"
+
+
+class Policy(Protocol):
+    """One small class, one method (policies/README.md).
+
+    Promises, tested for every entry point: one finite cost per candidate, in order; the snapshot untouched; no I/O; no
+    clock but `snapshot.at`; no dice but those given to the constructor.
+    """
+
+    def __init__(self, weights: Mapping[str, float], dice: random.Random) -> None: ...
+
+    def costs(self, snapshot: Snapshot) -> Sequence[Cost]: ...
+
+
+class Scored(msgspec.Struct, frozen=True):
+    candidate: Candidate
+    cost: Cost
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """Who serves, and why. `scored` is best first: its tail is the order of further attempts."""
+
+    policy: str
+    scored: tuple[Scored, ...]
+    filtered: Mapping[str, str] = {}  # instance/rank -> why it was not a candidate
+    reason: str = ""  # why the choice was not made by cache ("no key: …")
+    took_us: float = 0.0
+
+    @property
+    def chosen(self) -> Candidate:
+        return self.scored[0].candidate
+
+    @property
+    def best_hit_tokens(self) -> int:
+        return max(s.candidate.hit_tokens for s in self.scored)
+
+
+class Booking(msgspec.Struct, frozen=True):
+    """A place taken on an engine. Given back exactly once, however the request ends."""
+
+    id: int
+    request_id: str
+    instance: str
+    rank: int
+    url: str
+    served: str  # the model name the engine knows (the adapter's name for a LoRA)
+    engine: str
+    target_rank: bool  # whether the request must be steered to `rank`
+    tokens: int
+    best_hit_tokens: int
+    predicted_hit_tokens: int
+    predicted_prefill_ms: float
+    alone: bool  # nobody else of ours was on that rank
+    policy: str
+    attempts_left: tuple[str, ...] = ()  # further instances, best first
+
+
+Finish = Literal["complete", "client_gone", "upstream_failed"]
+DeliveredSource = Literal["usage", "events", "counters", "none"]
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What the engine says it did. `cached_tokens` None: it does not say."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a request ended: the one record everyone listens to."""
+
+    request_id: str
+    model: str
+    tenant: str
+    instance: str | None
+    rank: int | None
+    status: int
+    finish: Finish
+    usage: Usage | None
+    input_tokens: int  # the engine's count, else ours
+    best_hit_tokens: int
+    predicted_hit_tokens: int
+    delivered_hit_tokens: int | None
+    delivered_source: DeliveredSource
+    started_at: float  # wall clock
+    queue_s: float
+    ttft_s: float | None
+    took_s: float
+    stream: bool
+    prompt_source: str = "exact"
+    policy: str = ""
+    alone: bool = False
+    attempts: int = 1
+    error: str = ""  # a class of error, never a text of the engine
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The protocols
+
+
+class Placement(Protocol):
+    """The only door between serving and routing. Arguments and results are small and serializable (`wire.py`)."""
+
+    async def place(self, ask: Ask) -> Booking:
+        """Choose a candidate and book it. Raises `NoEngine` when nobody can serve the model."""
+        ...
+
+    def progress(self, booking_id: int) -> None:
+        """The first token has come: the prefill is over."""
+        ...
+
+    def release(self, booking_id: int, outcome: Outcome) -> None:
+        """Give the place back. A second call for the same booking does nothing."""
+        ...
+
+    async def explain(self, ask: Ask) -> Decision:
+        """What `place` would decide now. Books nothing."""
+        ...
+
+
+class Live(Protocol):
+    """What the admin side may ask of a running relay and brain."""
+
+    async def fleet(self) -> list[dict[str, Any]]:
+        """One row an (instance, rank): state, load, bookings, index, confidence, hit rate, TTFT."""
+        ...
+
+    async def explain(self, path: str, body: bytes) -> dict[str, Any]:
+        """The decision for an OpenAI request body, without sending it."""
+        ...
+
+    async def parity(self, model: str | None) -> list[dict[str, Any]]:
+        """Runs the parity probe again; one row a model."""
+        ...
+
+    async def readiness(self) -> dict[str, Any]: ...
+
+    async def requests(self, request_id: str | None) -> list[dict[str, Any]]:
+        """Receipts of the last requests, newest first, or the one asked for."""
+        ...
+
+    async def metrics(self) -> bytes:
+        """The metrics page in Prometheus text format."""
+        ...
+
+
+class Upstream(msgspec.Struct, frozen=True):
+    """What an adapter wants changed on the way to its engine."""
+
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    fields: Mapping[str, bytes] = {}  # top-level body fields as JSON; they replace a client's own
+
+
+class Adapter(Protocol):
+    """The seam to one kind of engine: bytes in, plain nouns out (adapters/README.md).
+
+    All network calls raise `EngineUnreachable` or `EngineProtocolError` (router.errors), nothing of a library's own.
+    """
+
+    name: str
+
+    async def inspect(self, instance: Instance) -> EngineFacts: ...
+
+    async def load(self, instance: Instance) -> Mapping[int, Load]:
+        """Load per rank. Cheap: it is called about once a second."""
+        ...
+
+    def events(self, instance: Instance, source: EventSource, after: int | None) -> AsyncIterator[EventBatch | Lost]:
+        """Batches in order, past `after` (None: everything the engine can still replay).
+
+        Gaps are replayed inside; what cannot be made good is said by a `Lost` before the batches that follow it.
+        """
+        ...
+
+    async def tokenize(self, instance: Instance, path: str, body: Mapping[str, Any]) -> list[int]:
+        """The engine's own token ids for a chat or completion body."""
+        ...
+
+    def upstream(self, instance: Instance, rank: int | None) -> Upstream:
+        """What to add to a request so that it reaches `rank` (None: any)."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class Lost(msgspec.Struct, frozen=True, gc=False):
+    """The stream of a rank cannot be continued as if whole.
+
+    restart: the engine's process is a new one, nothing held before is held now.
+    gap: batches are missing for good; what they stored or removed is unknown.
+    silent: the connection is gone, or came back; whether anything is missing is not known yet.
+    """
+
+    kind: Literal["restart", "gap", "silent"]
+    reason: str
+    first_seq: int | None = None  # the first missing
+    last_seq: int | None = None  # the last missing

@@ -1,0 +1,128 @@
+"""The error tree. Foreign errors are translated once, at the border; `serving/edge.py` renders ours in the client's dialect.
+
+    WarmrouteError
+    ├── ConfigError                   a configuration that cannot start; carries every mistake with its line
+    ├── ClientError                   the client's request is at fault               4xx
+    │   ├── BadRequest                  400 invalid_request_error
+    │   ├── Unauthenticated             401
+    │   ├── UnknownModel                404 model_not_found
+    │   ├── UnknownRoute                404
+    │   ├── MethodNotAllowed            405
+    │   ├── BodyTooLarge                413
+    │   ├── UnsupportedEncoding         415
+    │   └── ClientGone                  499, never sent
+    └── EngineError                   an engine, or all of them, are at fault        5xx
+        ├── NoEngine                    503 nobody can serve this model now
+        ├── EngineUnreachable           502 no connection, or it broke before an answer
+        ├── EngineTimeout               504
+        └── EngineProtocolError         502 an answer that is not what the protocol says
+
+`message` is for the client: never an upstream host, a key, SQL or a trace. `detail` is for the operator's log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class WarmrouteError(Exception):
+    """status: HTTP status; type and code: the OpenAI error object's fields."""
+
+    status = 500
+    type = "internal_error"
+    code: str | None = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        detail: str = "",
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+
+
+class ConfigError(WarmrouteError):
+    """`mistakes`: one line each, with file and line number where known."""
+
+    def __init__(self, mistakes: Sequence[str]) -> None:
+        super().__init__("\n".join(mistakes))
+        self.mistakes = tuple(mistakes)
+
+
+class ClientError(WarmrouteError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class BadRequest(ClientError):
+    pass
+
+
+class Unauthenticated(ClientError):
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class UnknownModel(ClientError):
+    status = 404
+    code = "model_not_found"
+
+
+class UnknownRoute(ClientError):
+    status = 404
+    code = "unknown_url"
+
+
+class MethodNotAllowed(ClientError):
+    status = 405
+    code = "method_not_allowed"
+
+
+class BodyTooLarge(ClientError):
+    status = 413
+    code = "request_too_large"
+
+
+class UnsupportedEncoding(ClientError):
+    status = 415
+    code = "unsupported_content_encoding"
+
+
+class ClientGone(ClientError):
+    status = 499
+    code = "client_gone"
+
+
+class EngineError(WarmrouteError):
+    status = 502
+    type = "server_error"
+
+
+class NoEngine(EngineError):
+    status = 503
+    code = "no_engine_available"
+
+
+class EngineUnreachable(EngineError):
+    status = 502
+    code = "engine_unreachable"
+
+
+class EngineTimeout(EngineError):
+    status = 504
+    code = "engine_timeout"
+
+
+class EngineProtocolError(EngineError):
+    status = 502
+    code = "engine_protocol_error"
