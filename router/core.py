@@ -13,9 +13,14 @@ import random
 from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Literal, NewType, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NewType, Protocol
 
 import msgspec
+
+if TYPE_CHECKING:
+    Keys = array[int]
+else:
+    Keys = array  # not subscriptable at run time before Python 3.12
 
 BlockKey = NewType("BlockKey", int)
 """Our own name of a block: a u64 chained over the root and every token before it (`routing/blocks.py`)."""
@@ -114,7 +119,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """How long an engine takes: the linear and attention terms of prefill, and a decode step (papers.md: the engine step).
+    """How long an engine takes: the linear and attention terms of prefill, and a decode step.
 
     prefill_ms(n, L) = c1*n + c2*n*(L - n/2) for n uncached of L tokens.
     """
@@ -187,13 +192,13 @@ class EventBatch(msgspec.Struct, frozen=True, gc=False):
 class Prompt(msgspec.Struct, frozen=True):
     """A prompt as the engine will read it.
 
-    `keys[size]` are the chained keys of all whole blocks of the known tokens, as u64s in an array('Q') (bytes on a wire).
+    `keys[size]` are the chained keys of all whole blocks of the known tokens: u64s in an array('Q').
     Text that has never been seen is counted by estimate and named by `text_keys` until it is tokenized.
     """
 
     tokens: int  # exact, or known_tokens + an estimate of the rest
     known_tokens: int  # tokens covered exactly; keys cover known_tokens // size blocks
-    keys: Mapping[int, array[int]]
+    keys: Mapping[int, Keys]
     text_keys: tuple[tuple[int, int], ...] = ()  # (key of the text so far, tokens so far) past known_tokens
     source: Literal["exact", "engine", "approximate", "none"] = "exact"
     reason: str = ""  # why there are no keys, or why they are not exact
