@@ -1,0 +1,86 @@
+"""The admin API: what the fleet does and why a request went where it went; a client of `core.Live`, nothing else."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, HTTPException, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from router import __version__
+from router.core import Live
+from router.errors import WarmrouteError
+
+Path = Literal["/v1/chat/completions", "/v1/completions"]
+_CHAT: Path = "/v1/chat/completions"
+
+
+def create_app(live: Live) -> FastAPI:
+    """The ASGI application on port 4001."""
+    app = FastAPI(
+        title="warmroute admin",
+        version=__version__,
+        description="What the fleet holds and does, and why each request went where it went.",
+        docs_url="/docs",
+        redoc_url=None,
+    )
+    app.exception_handler(WarmrouteError)(_render)
+    _health(app, live)
+    _inspection(app, live)
+    return app
+
+
+async def _render(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, WarmrouteError)
+    fields = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return JSONResponse({"error": fields}, status_code=error.status)
+
+
+def _health(app: FastAPI, live: Live) -> None:
+    @app.get("/healthz", tags=["health"])
+    async def healthz() -> dict[str, str]:
+        """This process lives. Says nothing about engines."""
+        return {"status": "ok"}
+
+    @app.get("/readyz", tags=["health"])
+    async def readyz() -> JSONResponse:
+        """200 when at least one model has a ready engine, else 503; per model, whether its prompts are read exactly."""
+        state = await live.readiness()
+        return JSONResponse(state, status_code=200 if state["ready"] else 503)
+
+    @app.get("/metrics", tags=["health"])
+    async def metrics() -> Response:
+        """The figures of relay and brain in Prometheus text format."""
+        return Response(await live.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _inspection(app: FastAPI, live: Live) -> None:
+    @app.get("/admin/v1/fleet", tags=["fleet"])
+    async def fleet() -> dict[str, Any]:
+        """One row a rank: state and why, load, bookings, index, confidence, hit rate, TTFT."""
+        return {"object": "list", "data": await live.fleet()}
+
+    @app.post("/admin/v1/explain", tags=["decisions"])
+    async def explain(
+        request: Request, path: Annotated[Path, Query(description="the route the body is meant for")] = _CHAT
+    ) -> dict[str, Any]:
+        """Where an OpenAI request body would go now: every candidate with the parts of its cost. Sends nothing."""
+        return await live.explain(path, await request.body())
+
+    @app.get("/admin/v1/requests", tags=["decisions"])
+    async def requests(limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> dict[str, Any]:
+        """Receipts of the last requests, newest first."""
+        return {"object": "list", "data": (await live.requests(None))[:limit]}
+
+    @app.get("/admin/v1/requests/{request_id}", tags=["decisions"])
+    async def receipt(request_id: str) -> dict[str, Any]:
+        """The receipt of one request: decision, hits predicted and delivered, how it ended."""
+        found = await live.requests(request_id)
+        if not found:
+            raise HTTPException(404, f"no receipt of {request_id!r}: only the last ones are kept")
+        return found[0]
+
+    @app.post("/admin/v1/parity", tags=["fleet"])
+    async def parity(model: str | None = None) -> dict[str, Any]:
+        """Compares our tokens with the engines' own on the probe set again, for one model or all."""
+        return {"object": "list", "data": await live.parity(model)}

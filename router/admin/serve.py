@@ -1,0 +1,74 @@
+"""Runs the admin API: in a process of its own, so that a page or a garbage collection there never stalls a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import uvicorn
+
+from router.admin.api import create_app
+from router.core import Live
+from router.wire import RemoteLive, WireClient
+
+
+class _GuestServer(uvicorn.Server):
+    """Leaves the signals to whoever runs the loop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class AdminServer:
+    """The admin API inside a running event loop."""
+
+    def __init__(self, live: Live, *, host: str, port: int) -> None:
+        config = uvicorn.Config(
+            create_app(live), host=host, port=port, log_level="warning", access_log=False, lifespan="off"
+        )
+        self._server = _GuestServer(config)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> int:
+        """Listens; returns the port. Raises OSError when it is taken."""
+        self._task = asyncio.create_task(self._server.serve(), name="admin")
+        while not self._server.started:
+            if self._task.done():
+                await self._task
+                raise OSError(f"the admin port {self._server.config.port} cannot be opened")
+            await asyncio.sleep(0.01)
+        port: int = self._server.servers[0].sockets[0].getsockname()[1]
+        return port
+
+    async def stop(self) -> None:
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task
+
+
+def run(socket: str, host: str, port: int, ready: Connection) -> None:
+    """The admin process: talks to relay and brain over the Unix socket `socket`, until SIGTERM."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c reaches the whole group; the parent ends us
+    asyncio.run(_serve(socket, host, port, ready))
+
+
+async def _serve(socket: str, host: str, port: int, ready: Connection) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    client = WireClient(Path(socket))
+    server = AdminServer(RemoteLive(client), host=host, port=port)
+    try:
+        ready.send(await server.start())
+    except (OSError, SystemExit) as error:
+        ready.send(str(error) or f"port {port} cannot be opened")
+        return
+    gc.freeze()
+    await stop.wait()
+    await server.stop()
+    await client.aclose()

@@ -1,0 +1,102 @@
+"""The admin API over a fake `Live`, in the same process and in one of its own."""
+
+import multiprocessing
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from router.admin.api import create_app
+from router.admin.serve import AdminServer, run
+from router.errors import BadRequest
+from router.wire import WireServer, live_methods
+
+
+class FakeLive:
+    ready = True
+
+    async def fleet(self) -> list[dict[str, Any]]:
+        return [{"instance": "a", "rank": 0, "state": "ready"}]
+
+    async def explain(self, path: str, body: bytes) -> dict[str, Any]:
+        if not body.startswith(b"{"):
+            raise BadRequest("the body is not a JSON object", code="invalid_json")
+        return {"path": path, "bytes": len(body)}
+
+    async def parity(self, model: str | None) -> list[dict[str, Any]]:
+        return [{"model": model, "state": "EXACT"}]
+
+    async def readiness(self) -> dict[str, Any]:
+        return {"ready": self.ready, "models": {}}
+
+    async def requests(self, request_id: str | None) -> list[dict[str, Any]]:
+        receipts = [{"request_id": "r-2"}, {"request_id": "r-1"}]
+        return [r for r in receipts if request_id in (None, r["request_id"])]
+
+    async def metrics(self) -> bytes:
+        return b"warmroute_up 1\n"
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    app = httpx.ASGITransport(create_app(FakeLive()))
+    async with httpx.AsyncClient(transport=app, base_url="http://admin") as client:
+        yield client
+
+
+async def test_the_fleet_is_a_list(client: httpx.AsyncClient) -> None:
+    answer = (await client.get("/admin/v1/fleet")).json()
+    assert answer == {"object": "list", "data": [{"instance": "a", "rank": 0, "state": "ready"}]}
+
+
+async def test_explain_passes_route_and_body(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/admin/v1/explain?path=/v1/completions", content=b'{"model":"m"}')
+    assert answer.json() == {"path": "/v1/completions", "bytes": 13}
+
+
+async def test_explain_of_nonsense_is_an_openai_error(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/admin/v1/explain", content=b"hello")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "invalid_json"
+
+
+async def test_receipts_newest_first_and_by_id(client: httpx.AsyncClient) -> None:
+    assert [r["request_id"] for r in (await client.get("/admin/v1/requests")).json()["data"]] == ["r-2", "r-1"]
+    assert (await client.get("/admin/v1/requests/r-1")).json() == {"request_id": "r-1"}
+    assert (await client.get("/admin/v1/requests/r-9")).status_code == 404
+
+
+async def test_readiness_is_a_status(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (await client.get("/readyz")).status_code == 200
+    monkeypatch.setattr(FakeLive, "ready", False)
+    assert (await client.get("/readyz")).status_code == 503
+
+
+async def test_in_one_process() -> None:
+    server = AdminServer(FakeLive(), host="127.0.0.1", port=0)
+    port = await server.start()
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        assert (await client.get("/metrics")).text == "warmroute_up 1\n"
+    await server.stop()
+
+
+async def test_in_a_process_of_its_own(tmp_path: Path) -> None:
+    wire = WireServer(live_methods(FakeLive()))
+    await wire.start(tmp_path / "live")
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=run, args=(str(tmp_path / "live"), "127.0.0.1", 0, there))
+    process.start()
+    try:
+        assert here.poll(20)
+        port = here.recv()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            assert (await client.post("/admin/v1/parity?model=m")).json()["data"] == [{"model": "m", "state": "EXACT"}]
+            assert (await client.post("/admin/v1/explain", content=b"hello")).status_code == 400
+    finally:
+        process.terminate()
+        process.join(10)
+        await wire.stop()
+    assert process.exitcode == 0
