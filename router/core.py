@@ -132,6 +132,7 @@ class Rates(msgspec.Struct, frozen=True):
     host_ms: float = 0.0026  # per token loaded from a tier behind the GPU (128 KiB at 50 GB/s)
     disk_ms: float = 0.02
     remote_ms: float = 0.01
+    n0_tokens: int = 192  # c1 starts past this many tokens a step: up to there the step is bound by memory
 
     def prefill_ms(self, uncached_tokens: float, prompt_tokens: float) -> float:
         n = uncached_tokens
@@ -248,6 +249,8 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     capacity_tokens: int = 0  # 0: unknown
     rates: Rates = Rates()
     labels: Mapping[str, str] = {}
+    booked_prefills: int = 0  # of booked_requests, those not past their first token
+    recent_tokens: int = 0  # uncached tokens we sent there lately, decayed: what has turned its cache over
 
     @property
     def id(self) -> str:
@@ -373,6 +376,7 @@ class Outcome(msgspec.Struct, frozen=True):
     alone: bool = False
     attempts: int = 1
     error: str = ""  # a class of error, never a text of the engine
+    events: int = 0  # stream events the client was sent: what stands for output tokens where there is no usage
 
 
 # ---------------------------------------------------------------------------------------------------------------------

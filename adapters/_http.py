@@ -1,0 +1,95 @@
+"""Control calls to engines: one client an adapter, foreign errors translated here and nowhere else.
+
+No message names a host, a path with secrets, or a key; where it went wrong is in `detail`, for the operator's log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import orjson
+
+from router.core import Instance
+from router.errors import EngineProtocolError, EngineTimeout, EngineUnreachable
+
+_TIMEOUT = httpx.Timeout(5.0, connect=2.0)
+_LIMITS = httpx.Limits(max_connections=1000, max_keepalive_connections=200, keepalive_expiry=30)
+_ABSENT = frozenset((404, 405, 501))
+
+
+class EngineHttp:
+    """`transport`: for tests, in place of the network."""
+
+    def __init__(self, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        # Engines are addressed by the operator: a proxy from the environment must not come between.
+        self._client = httpx.AsyncClient(timeout=_TIMEOUT, limits=_LIMITS, transport=transport, trust_env=False)
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    async def status(self, instance: Instance, path: str, *, with_key: bool = True) -> int:
+        return (await self._send("GET", instance, path, with_key=with_key)).status_code
+
+    async def page(self, instance: Instance, path: str) -> bytes | None:
+        """The body of a 200; None where the engine has no such route."""
+        response = await self._send("GET", instance, path)
+        if response.status_code in _ABSENT:
+            return None
+        if response.status_code != 200:
+            raise _refused(response.status_code, path)
+        return response.content
+
+    async def json(self, instance: Instance, path: str) -> Any:
+        """The JSON of a 200; None where the engine has no such route."""
+        body = await self.page(instance, path)
+        return None if body is None else _parse(body, path)
+
+    async def post(self, instance: Instance, path: str, body: Mapping[str, Any]) -> Any:
+        """The JSON of the answer to a JSON body; None where the engine has no such route."""
+        response = await self._send("POST", instance, path, content=_dump(body))
+        if response.status_code in _ABSENT:
+            return None
+        if response.status_code != 200:
+            raise _refused(response.status_code, path)
+        return _parse(response.content, path)
+
+    async def _send(
+        self, method: str, instance: Instance, path: str, *, content: bytes | None = None, with_key: bool = True
+    ) -> httpx.Response:
+        headers = {"content-type": "application/json"} if content is not None else {}
+        if instance.api_key is not None and with_key:
+            headers["authorization"] = f"Bearer {instance.api_key}"
+        try:
+            return await self._client.request(method, instance.url + path, content=content, headers=headers)
+        except httpx.TimeoutException as error:
+            raise EngineTimeout("the engine did not answer in time", detail=_where(instance, path, error)) from None
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise EngineUnreachable("the engine cannot be reached", detail=_where(instance, path, error)) from None
+        except httpx.HTTPError as error:
+            raise EngineProtocolError("the engine's answer is broken", detail=_where(instance, path, error)) from None
+
+
+def _where(instance: Instance, path: str, error: Exception) -> str:
+    return f"{instance.id} {path}: {type(error).__name__}"
+
+
+def _refused(status: int, path: str) -> EngineProtocolError:
+    reason = "refused our key" if status in (401, 403) else "answered an error"
+    return EngineProtocolError(f"the engine {reason}", detail=f"{path}: HTTP {status}")
+
+
+def _dump(body: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except TypeError:  # half a surrogate pair, which clients do send: only the standard library writes it
+        return json.dumps(body).encode()
+
+
+def _parse(body: bytes, path: str) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        raise EngineProtocolError("the engine's answer is not JSON", detail=path) from None

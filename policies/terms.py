@@ -1,0 +1,105 @@
+"""The terms a cost in milliseconds is summed from: pure functions of a snapshot and one of its candidates.
+
+All return GPU time in ms, never negative, before the operator's weight. c0 … c4 are `core.Rates`: one step of an engine
+takes `c0 + c1·new + c2·Σ new·context + c3·context + c4·sequences` (fitted to NVIDIA's operator tables for vLLM 0.24).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from router.core import Candidate, Snapshot
+
+STALE_LOAD_S = 5.0
+"""An engine's word about itself that is older than this says nothing about now: it is polled about once a second."""
+
+
+def weights_over(defaults: Mapping[str, float], given: Mapping[str, float]) -> dict[str, float]:
+    """`defaults` with the operator's weights laid over. Raises ValueError for an unknown name or a negative weight.
+
+    A negative weight would reward load: tuners find that such a weight games their objective by dumping on one engine.
+    """
+    for name, weight in given.items():
+        if name not in defaults:
+            raise ValueError(f"unknown weight {name!r}; there are: {', '.join(sorted(defaults)) or 'none'}")
+        if not 0 <= weight < float("inf"):
+            raise ValueError(f"weight {name!r} must be a finite number >= 0, not {weight!r}")
+    return {**defaults, **given}
+
+
+def prefill_ms(snapshot: Snapshot, candidate: Candidate) -> float:
+    """Own work: c1·n + c2·n·(L - n/2) for n uncached of L tokens (SMetric, arXiv 2607.08565), plus `tier_load_ms`."""
+    tokens, rates = snapshot.tokens, candidate.rates
+    n = tokens - candidate.hit_tokens
+    work = rates.c1_ms * n + rates.c2_ms * n * (tokens - n / 2)
+    return work + tier_load_ms(candidate) if len(candidate.held_tokens) > 1 else work
+
+
+def tier_load_ms(candidate: Candidate) -> float:
+    """Time to bring the reused blocks up from tiers behind the GPU. `held_tokens` is cumulative, fastest tier first."""
+    rates, held, hit = candidate.rates, candidate.held_tokens, candidate.hit_tokens
+    per_token = {"gpu": 0.0, "host": rates.host_ms, "disk": rates.disk_ms, "remote": rates.remote_ms}
+    load = 0.0
+    below = 0
+    for tier, depth in held.items():
+        reached = min(depth, hit)
+        if reached > below:
+            load += (reached - below) * per_token.get(tier, rates.remote_ms)
+            below = reached
+    return load
+
+
+def queue_ms(snapshot: Snapshot, candidate: Candidate) -> float:
+    """Work before it: ours not past its first token, and requests the engine has waiting that are not ours.
+
+    Of the latter nobody tells the length; each is taken to be as long as this one, nothing of it cached.
+    """
+    strangers = candidate.waiting - candidate.booked_requests
+    if strangers <= 0 or candidate.load_age_s > STALE_LOAD_S:
+        return candidate.booked_prefill_ms
+    tokens = snapshot.tokens
+    return candidate.booked_prefill_ms + strangers * candidate.rates.prefill_ms(tokens, tokens)
+
+
+def decoding(candidate: Candidate) -> int:
+    """Requests that decode there: ours past their first token, or the engine's own count where that is more."""
+    ours = candidate.booked_requests - candidate.booked_prefills
+    return candidate.running if candidate.running > ours and candidate.load_age_s <= STALE_LOAD_S else ours
+
+
+def neighbours_ms(own_prefill_ms: float, decoding: int) -> float:
+    """What this prefill costs those already decoding there: each of them waits for it.
+
+    The one interaction beyond queue + prefill that is proven to help: uncached tokens × active requests has the largest
+    weight in NVIDIA's learned router (ai-dynamo/dynamo, notes/learned-routing), and is what LMetric's product contains.
+    """
+    return own_prefill_ms * decoding
+
+
+def pinned_tokens(candidate: Candidate) -> float:
+    """KV memory that cannot be given away: what we have under way there, or the engine's word where that is more."""
+    told = candidate.kv_usage * candidate.capacity_tokens
+    ours = candidate.booked_kv_tokens
+    return told if told > ours else ours
+
+
+def decode_ms(snapshot: Snapshot, candidate: Candidate, *, pinned: float, decoding: int) -> float:
+    """E[output] × what a decode step takes at that context and batch, with this request in it: c0 + c3·K + c4·B."""
+    rates = candidate.rates
+    step = rates.c0_ms + rates.c3_ms * (pinned + snapshot.tokens) + rates.c4_ms * (decoding + 1)
+    return snapshot.output_tokens * step
+
+
+def memory_ms(snapshot: Snapshot, candidate: Candidate, *, pinned: float) -> float:
+    """Computing again what does not fit: tokens beyond the KV capacity preempt a running request, or wait for one."""
+    capacity = candidate.capacity_tokens
+    over = pinned + snapshot.tokens + snapshot.output_tokens - capacity
+    if not capacity or over <= 0:
+        return 0.0
+    return candidate.rates.prefill_ms(min(over, capacity), capacity)
+
+
+def duplication_ms(candidate: Candidate, best_hit_tokens: int) -> float:
+    """Prefill of what another candidate already holds: a second copy pushes out other blocks (Preble, 2407.00023)."""
+    missing = best_hit_tokens - candidate.hit_tokens
+    return candidate.rates.prefill_ms(missing, best_hit_tokens) if missing > 0 else 0.0

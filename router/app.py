@@ -1,0 +1,308 @@
+"""The composition root: builds every object once, wires them, and takes them down in the opposite order.
+
+serve   relay and brain in this process, the admin API in one of its own
+demo, tests   all in one process (`Running(config, admin="inline")`)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import multiprocessing
+import os
+import random
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Literal
+
+import uvloop
+
+from router import __version__, plugins
+from router.admin import serve as admin_process
+from router.admin.serve import AdminServer
+from router.config import Config
+from router.core import Instance, Policy
+from router.errors import ConfigError
+from router.http.client import Pool
+from router.http.messages import Limits, PoolLimits
+from router.http.server import Server, serve
+from router.live import LiveView, feed_counts
+from router.roster import Roster, load_adapters
+from router.routing import persist
+from router.routing.bookings import Bookings
+from router.routing.brain import Brain, Placed
+from router.routing.feed import Feed
+from router.routing.fleet import Fleet
+from router.routing.index import BlockIndex
+from router.routing.recent import RecentDispatches
+from router.routing.sent import SentIndex
+from router.serving.edge import Edge
+from router.serving.engines import Engines
+from router.serving.gateway import Gateway
+from router.serving.models import Models
+from router.serving.proxy import Proxy
+from router.telemetry import Telemetry, log_access
+from router.wire import WireServer, live_methods
+
+log = logging.getLogger("warmroute")
+
+SWITCH_INTERVAL_S = 0.0005  # a thread that tokenizes gives the loop its turn ten times as often as by default
+DRAIN_S = 30.0
+ADMIN_START_S = 30.0
+
+AdminMode = Literal["process", "inline", "off"]
+
+
+class Running:
+    """A gateway, from `async with` to its end. `url` and `admin_url` are where it listens; `live` is `core.Live`."""
+
+    url: str
+    admin_url: str | None
+    live: LiveView
+
+    def __init__(self, config: Config, *, admin: AdminMode = "inline", drain_s: float = DRAIN_S) -> None:
+        self._config = config
+        self._admin: AdminMode = admin if config.admin.enabled else "off"
+        self._drain_s = drain_s
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Running:
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def _start(self) -> None:
+        config, clock, dice = self._config, time.monotonic, random.Random()
+        state = config.make_state_dir()
+        secret = deployment_secret(state)
+        executor = ThreadPoolExecutor(1, "tokenize")
+        self._at_end(lambda: executor.shutdown(wait=False, cancel_futures=True))
+
+        # What is known, and how it chooses
+        fleet, bookings = Fleet(), Bookings[Placed]()
+        index = BlockIndex(secret, max_bytes=int(config.index.max_bytes), clock=clock)
+        sent = SentIndex(index, clock=clock)
+        recent = RecentDispatches(clock=clock)
+        policies, by_model = load_policies(config, dice)
+        brain = Brain(
+            fleet=fleet,
+            index=index,
+            sent=sent,
+            recent=recent,
+            bookings=bookings,
+            policies=policies,
+            default_policy=config.policy.name,
+            model_policies=by_model,
+            clock=clock,
+            dice=dice,
+        )
+        adapters = load_adapters()
+        for adapter in adapters.values():
+            self._at_end(adapter.aclose)
+        index_file = state / "index"
+        feed = Feed(
+            fleet=fleet,
+            index=index,
+            sent=sent,
+            recent=recent,
+            bookings=bookings,
+            adapters=adapters,
+            clock=clock,
+            dice=dice,
+            saved=await asyncio.to_thread(persist.load, index_file, secret=secret),
+        )
+
+        # The request's path
+        engines, models = Engines(self._pool), Models()
+        self._at_end(engines.aclose)
+        proxy = Proxy(engines, first_byte_s=config.timeouts.first_byte_s)
+        self._at_end(proxy.close)
+        roster = Roster(
+            config,
+            adapters=adapters,
+            fleet=fleet,
+            feed=feed,
+            engines=engines,
+            models=models,
+            secret=secret,
+            executor=executor,
+        )
+        telemetry = Telemetry(fleet=lambda: fleet.rows(clock()), feed=lambda: feed_counts(feed, index))
+        gateway = Gateway(
+            models,
+            brain,
+            proxy,
+            listeners=(telemetry.observe, roster.observe, *((log_access,) if config.listen.access_log else ())),
+            body_limit=int(config.listen.max_body_bytes),
+            receipts=config.listen.receipts,
+        )
+        self.live = LiveView(fleet=fleet, brain=brain, models=models, roster=roster, telemetry=telemetry, clock=clock)
+        edge = Edge(gateway, models, readiness=self.live.readiness, origins=config.listen.cors.origins)
+
+        # Life
+        await feed.start()
+        self._at_end(feed.stop)
+        await roster.start()
+        self._at_end(roster.stop)
+        self._every(config.index.save_every_s, lambda: self._save(index_file, index, secret, feed), at_end=True)
+        self._stack.push_async_callback(self._spawned(telemetry.sample_lag()))
+        await self._listen(edge)
+        await self._serve_admin()
+        gc.collect()
+        gc.freeze()  # what was built at the start is not looked at again by every collection
+
+    # --- listening
+
+    async def _listen(self, edge: Edge) -> None:
+        listen = self._config.listen
+        limits = Limits(body_bytes=int(listen.max_body_bytes), keep_alive_s=listen.keep_alive_s)
+        server: Server = await serve(edge, host=listen.host, port=listen.port, limits=limits)
+        self._at_end(lambda: server.drain(self._drain_s))
+        self.url = f"http://{_host(listen.host)}:{server.port}"
+
+    async def _serve_admin(self) -> None:
+        self.admin_url = None
+        if self._admin == "inline":
+            server = AdminServer(self.live, host=self._config.admin.host, port=self._config.admin.port)
+            port = await server.start()
+            self._at_end(server.stop)
+        elif self._admin == "process":
+            port = await self._start_admin_process()
+        else:
+            return
+        self.admin_url = f"http://{_host(self._config.admin.host)}:{port}"
+
+    async def _start_admin_process(self) -> int:
+        """The admin API in a process of its own, which asks this one over a socket that only we can open."""
+        folder = tempfile.TemporaryDirectory(prefix="warmroute-")
+        self._at_end(folder.cleanup)
+        path = Path(folder.name) / "live"
+        wire = WireServer(live_methods(self.live))
+        await wire.start(path)
+        self._at_end(wire.stop)
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe(duplex=False)
+        admin = self._config.admin
+        process = context.Process(
+            target=admin_process.run, args=(str(path), admin.host, admin.port, there), daemon=True
+        )
+        process.start()
+        there.close()
+        self._at_end(lambda: asyncio.to_thread(_end, process))
+        answered = await asyncio.to_thread(here.poll, ADMIN_START_S)
+        try:
+            answer = here.recv() if answered else "it did not answer"
+        except EOFError:
+            answer = "it ended at once"
+        if not isinstance(answer, int):
+            raise ConfigError([f"admin: the admin API did not start on {admin.host}:{admin.port}: {answer}"])
+        return answer
+
+    # --- pieces
+
+    def _pool(self, instance: Instance) -> Pool:
+        return Pool(instance.url, limits=PoolLimits(connect_s=self._config.timeouts.connect_s))
+
+    async def _save(self, path: Path, index: BlockIndex, secret: bytes, feed: Feed) -> None:
+        try:
+            await persist.save(path, index, secret=secret, position=feed.position)
+        except OSError as error:
+            log.warning("the index could not be saved: %s", error.strerror)
+
+    def _at_end(self, close: Callable[[], object]) -> None:
+        async def call() -> None:
+            result = close()
+            if isinstance(result, Awaitable):
+                await result
+
+        self._stack.push_async_callback(call)
+
+    def _spawned(self, work: Awaitable[None]) -> Callable[[], Awaitable[None]]:
+        task = asyncio.ensure_future(work)
+
+        async def end() -> None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        return end
+
+    def _every(self, seconds: float, work: Callable[[], Awaitable[None]], *, at_end: bool) -> None:
+        async def loop() -> None:
+            while True:
+                await asyncio.sleep(seconds)
+                await work()
+
+        if at_end:
+            self._stack.push_async_callback(work)
+        self._stack.push_async_callback(self._spawned(loop()))
+
+
+def load_policies(config: Config, dice: random.Random) -> tuple[dict[str, Policy], dict[str, str]]:
+    """Every policy the configuration names, and which model has one of its own."""
+    by_model = {name: model.policy for name, model in config.models.items() if model.policy}
+    policies: dict[str, Policy] = {}
+    for name in {config.policy.name, *by_model.values()}:
+        weights = config.policy.weights if name == config.policy.name else {}
+        try:
+            policies[name] = plugins.load(plugins.POLICIES, name)(weights, dice)
+        except ValueError as error:
+            raise ConfigError([f"policy.weights: {error}"]) from error
+    return policies, by_model
+
+
+def deployment_secret(state_dir: Path) -> bytes:
+    """Made at the first start; all block keys hang on it."""
+    path = state_dir / "secret"
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        secret = secrets.token_bytes(32)
+        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(secret)
+        return secret
+
+
+def run(config: Config) -> None:
+    """`warmroute serve`: until SIGTERM or ctrl-c, then drains. Raises ConfigError and OSError for what cannot start."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    uvloop.run(_run(config))
+
+
+async def _run(config: Config) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sign, stop.set)
+    async with Running(config, admin="process") as running:
+        log.info("warmroute %s: base_url %s/v1, admin %s", __version__, running.url, running.admin_url or "off")
+        await stop.wait()
+        log.info("draining")
+
+
+def _host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _end(process: BaseProcess) -> None:
+    process.terminate()
+    process.join(5)
+    if process.is_alive():
+        process.kill()
+        process.join()

@@ -1,0 +1,80 @@
+"""`warmroute doctor`: are the engines set up so that routing by cache can work, and if not, what is to be done?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+import httpx
+import msgspec
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from router.cli.checkup import REACHABLE, Examined, Finding, compare, examine
+from router.cli.engines import Known, known_engines
+from router.cli.figures import terminal, write_json
+from router.cli.options import ConfigFile, Engines, JsonFile, TokenizerName, read_config
+from router.cli.parity_check import check_parity
+from router.config import Config
+from router.roster import load_adapters
+
+AT_ONCE = 16
+"""Engines examined at the same time."""
+
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red", "skip": "dim"}
+
+
+def doctor(
+    config: ConfigFile = None, engine: Engines = None, tokenizer: TokenizerName = None, json: JsonFile = None
+) -> None:
+    """Examine every engine.
+
+    Events, replay, prefix caching, cached counts, block size, parity, keys, open ports: every finding says what was
+    seen and what mends it. Sends each engine two small requests of one token. Exit code 1 if anything fails;
+    warnings don't count.
+    """
+    findings = asyncio.run(examine_all(read_config(config, engine, tokenizer=tokenizer)))
+    if json:
+        write_json(json, msgspec.to_builtins(findings))
+    if str(json) != "-":
+        show(findings)
+    if any(finding.state == "fail" for finding in findings):
+        raise typer.Exit(1)
+
+
+async def examine_all(config: Config) -> list[Finding]:
+    """The findings of all engines in the order of the configuration, then those about several."""
+    adapters = load_adapters()
+    gate = asyncio.Semaphore(AT_ONCE)
+    try:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            known = await known_engines(config, adapters)
+            examined = await asyncio.gather(*(_examine(config, one, client, gate) for one in known))
+    finally:
+        for adapter in adapters.values():
+            await adapter.aclose()
+    return [finding for one in examined for finding in one.findings] + compare(examined)
+
+
+async def _examine(config: Config, known: Known, client: httpx.AsyncClient, gate: asyncio.Semaphore) -> Examined:
+    if known.adapter is None:
+        mend = "start it, or correct its url; where the engine is of a rare kind, set kind: openai"
+        return Examined(known.instance, None, [Finding(REACHABLE, known.instance.id, "fail", known.why_not, mend)])
+    async with gate:
+        examined = await examine(known.instance, known.adapter, client)
+        if examined.facts:
+            examined.findings.append(await check_parity(config, known.instance, examined.facts, known.adapter))
+    return examined
+
+
+def show(findings: Sequence[Finding]) -> None:
+    console = terminal()
+    table = Table("engine", "check", "", "what was seen", "what mends it")
+    for finding in findings:
+        state = Text(finding.state, style=_COLOURS[finding.state])
+        table.add_row(Text(finding.engine), finding.check, state, Text(finding.seen), Text(finding.mend))
+    console.print(table)
+    counts = Counter[str](finding.state for finding in findings)
+    console.print(", ".join(f"{counts[state]} {state}" for state in _COLOURS if counts[state]))

@@ -1,0 +1,521 @@
+"""The configuration: one YAML file, read once, frozen, and checked as a whole before anything starts.
+
+Every mistake is reported at once, each as "file:line: path.to.key: what is wrong (and what to do)". This is the only
+module that reads the environment. Three variables override the file, for containers:
+
+    WARMROUTE_LISTEN_HOST   listen.host
+    WARMROUTE_LISTEN_PORT   listen.port
+    WARMROUTE_STATE_DIR     state_dir
+
+Kubernetes sets NAME_PORT=tcp://… in every pod for a Service called NAME; hence no WARMROUTE_PORT. A flag of the command
+line beats the environment, which beats the file, which beats the defaults.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import msgspec
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Discriminator,
+    Field,
+    SecretStr,
+    Tag,
+    ValidationError,
+    model_validator,
+)
+
+from router.config_mistakes import blame_invalid, without
+from router.config_source import Source, Where, read
+from router.config_values import (
+    GIB,
+    MIB,
+    RATE_PROFILES,
+    EngineUrl,
+    EventEndpoint,
+    File,
+    Identifier,
+    Milliseconds,
+    Port,
+    RateProfile,
+    Seconds,
+    Size,
+    Text,
+    Tokenizer,
+    Tokens,
+    Weight,
+)
+from router.core import EventSource, Instance, Rates
+from router.errors import ConfigError
+
+STATE_DIR = Path("~/.local/state/warmroute")
+
+ENVIRONMENT: Mapping[str, Where] = {
+    "WARMROUTE_LISTEN_HOST": ("listen", "host"),
+    "WARMROUTE_LISTEN_PORT": ("listen", "port"),
+    "WARMROUTE_STATE_DIR": ("state_dir",),
+}
+
+FLAGS: Mapping[str, Where] = {
+    "host": ("listen", "host"),
+    "port": ("listen", "port"),
+    "admin_port": ("admin", "port"),
+    "tokenizer": ("models", "*", "tokenizer"),
+    "policy": ("policy", "name"),
+    "state_dir": ("state_dir",),
+}
+"""What `load` and `from_flags` take as `flags`, and the key each one sets."""
+
+Mistake = tuple[Where, str]
+Check = Callable[["Config"], Iterable[Mistake]]
+
+_NO_ENGINE = "needs at least one engine (engines: [{url: http://HOST:PORT}])"
+
+
+def _state_dir(value: Any) -> Any:
+    return STATE_DIR if value is None else value
+
+
+def _at_least_one(engines: tuple[Engine, ...]) -> tuple[Engine, ...]:
+    if not engines:
+        raise ValueError(_NO_ENGINE)
+    return engines
+
+
+def _rates(value: Any) -> Any:
+    return {"profile": value} if isinstance(value, str) else value
+
+
+class Section(BaseModel):
+    """A key that is there but empty means "the defaults", as people leave it when all below is commented out."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_is_default(cls, value: Any) -> Any:
+        return {} if value is None else value
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The sections
+
+
+class Cors(Section):
+    origins: tuple[Text, ...] = ()
+    """Browser origins that may call the API, e.g. https://chat.example.com; "*" for any. None by default."""
+
+
+class Listen(Section):
+    """The inference API: what clients take as base_url."""
+
+    host: Text = "127.0.0.1"
+    """Address to listen on. Beyond loopback the engines are open to whoever reaches it: there are no client keys."""
+    port: Port = 4000
+    """TCP port; 0 takes a free one."""
+    cors: Cors = Cors()
+    """Calls from browsers."""
+    access_log: bool = False
+    """One line a request on standard error. Never the prompt."""
+    max_body_bytes: Size = ByteSize(64 * MIB)
+    """A larger request body is refused with 413."""
+    keep_alive_s: Seconds = 75.0
+    """How long an idle client connection is kept open, seconds."""
+    receipts: bool = False
+    """Adds x-warmroute-engine and the predicted and cached token counts to answers. They tell about placement and about
+    what is cached, so leave it off where clients must not learn of each other."""
+
+
+class Admin(Section):
+    """Metrics, readiness, explain and the live view."""
+
+    host: Text = "127.0.0.1"
+    """Address to listen on. There is no login: keep it on loopback or inside the cluster."""
+    port: Port = 4001
+    """TCP port; 0 takes a free one."""
+    enabled: bool = True
+    """False: no admin API; the inference port is all there is."""
+
+
+class Model(Section):
+    """How prompts of one public model name are read, and how its requests are placed."""
+
+    aliases: tuple[Text, ...] = ()
+    """Further names clients may use for it."""
+    tokenizer: Tokenizer | None = None
+    """A directory with the model's tokenizer.json (relative to this file); tiktoken:NAME@FILE; demo (the one we ship);
+    engine (ask the engine to tokenize); none (place by load alone). By default the model's own directory if the engine
+    tells one that can be read here, else engine."""
+    chat_template: File | None = None
+    """A Jinja file, where the engine runs with --chat-template. By default the tokenizer's own."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """What the engine runs with as --default-chat-template-kwargs."""
+    policy: Text | None = None
+    """The policy for this model; by default policy.name."""
+    parity: Literal["enforce", "warn", "off"] = "enforce"
+    """Our token ids are compared with the engine's on a set of probes at start. enforce: where they differ, the engine
+    tokenizes. warn: say so, and go on with ours. off: don't compare."""
+    tokenize: Literal["auto", "always"] = "auto"
+    """auto: text never seen before is counted by estimate and tokenized off the path. always: every prompt is tokenized
+    before it is placed, which costs about 2 ms per 1,000 new tokens."""
+
+
+class Events(Section):
+    """Where one rank of an engine publishes its KV-cache events."""
+
+    rank: Annotated[int, Field(ge=0)] = 0
+    """The data-parallel rank."""
+    endpoint: EventEndpoint
+    """tcp://HOST:PORT of the publisher, as seen from here: no wildcard."""
+    replay: EventEndpoint | None = None
+    """tcp://HOST:PORT that replays missed batches (replay_endpoint in the engine's --kv-events-config)."""
+    topic: str = ""
+    """The topic the engine publishes under; empty receives all."""
+
+
+class EngineRates(Section):
+    """How long an engine takes, as far as known; the rest comes from the profile and is corrected while running.
+    prefill ms = c1*n + c2*n*(L - n/2) for n uncached of L tokens; a decode step = c0 + c3*context + c4*sequences."""
+
+    profile: RateProfile = "llama-3.1-8b-h100"
+    """Where the numbers not given here come from."""
+    c0_ms: Milliseconds | None = None
+    """A step's fixed time, ms."""
+    c1_ms: Milliseconds | None = None
+    """Prefill, ms per uncached token."""
+    n0_tokens: Annotated[int, Field(ge=0)] | None = None
+    """Tokens of a step that c0 already pays for."""
+    c2_ms: Milliseconds | None = None
+    """Prefill, ms per uncached token and token of context."""
+    c3_ms: Milliseconds | None = None
+    """Decode, ms per token of context in the batch."""
+    c4_ms: Milliseconds | None = None
+    """Decode, ms per sequence in the batch."""
+    host_ms: Milliseconds | None = None
+    """Loading from host memory, ms per token."""
+    disk_ms: Milliseconds | None = None
+    """Loading from disk, ms per token."""
+    remote_ms: Milliseconds | None = None
+    """Loading from a remote store, ms per token."""
+
+    def rates(self) -> Rates:
+        return msgspec.structs.replace(
+            RATE_PROFILES[self.profile], **self.model_dump(exclude={"profile"}, exclude_none=True)
+        )
+
+
+def _events_form(value: Any) -> str:
+    return "sources" if isinstance(value, (list, tuple)) else "word"
+
+
+class Engine(Section):
+    """One engine, or all engines behind a headless service's name."""
+
+    url: EngineUrl
+    """http://HOST:PORT of the engine. dns+http://NAME:PORT stands for every address NAME resolves to, polled."""
+    kind: Text = "auto"
+    """auto asks the engine; else the name of an adapter: vllm, sglang, openai, or module:attr."""
+    id: Identifier | None = None
+    """Name in metrics and receipts; by default HOST:PORT. A prefix for dns+http."""
+    model: Text | None = None
+    """The public model name it serves; by default the first one the engine lists."""
+    served: Text | None = None
+    """The engine's own name of that model, where it differs."""
+    api_key: Annotated[SecretStr, Field(min_length=1)] | None = None
+    """The engine's own key (vLLM and SGLang: --api-key). Refer to the environment: ${ENGINE_KEY}."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Free words for policies and metrics, e.g. zone: a."""
+    events: Annotated[
+        Annotated[Literal["auto", "off"], Tag("word")] | Annotated[tuple[Events, ...], Tag("sources")],
+        Discriminator(_events_form),
+    ] = "auto"
+    """auto asks the engine where it publishes; off works from what was sent to it; or one entry a rank, for engines
+    that don't tell (vLLM before 0.31, SGLang before 0.5.15)."""
+    block_size: Tokens | None = None
+    """Tokens in a KV block, only for engines that don't tell."""
+    capacity_tokens: Tokens | None = None
+    """Tokens the KV cache of one rank holds, only for engines that don't tell."""
+    hit_alignment_tokens: Tokens | None = None
+    """The engine reuses whole units of so many tokens only (hybrid models); by default what it tells."""
+    rates: Annotated[EngineRates | None, BeforeValidator(_rates, json_schema_input_type=str | EngineRates | None)] = (
+        None
+    )
+    """How fast it is: the name of a profile, or numbers. By default llama-3.1-8b-h100, corrected while running."""
+
+    @property
+    def discovered(self) -> bool:
+        """Whether the url is a DNS name that stands for several engines."""
+        return self.url.startswith("dns+")
+
+    @property
+    def address(self) -> str:
+        return self.url.partition("://")[2]
+
+    def instance(self, *, engine: str, model: str, url: str | None = None) -> Instance:
+        """The core noun, once the adapter's name and the public model are known. url: one address of a DNS name."""
+        address = (url or self.url).partition("://")[2]
+        name = f"{self.id}-{address}" if self.id and self.discovered else self.id or address
+        return Instance(
+            id=name,
+            url=url or self.url,
+            engine=engine,
+            model=model,
+            served=self.served,
+            api_key=self.api_key.get_secret_value() if self.api_key else None,
+            labels=self.labels,
+            events=self._event_sources(),
+            block_size=self.block_size,
+            capacity_tokens=self.capacity_tokens,
+        )
+
+    def _event_sources(self) -> tuple[EventSource, ...] | None:
+        if isinstance(self.events, str):
+            return None if self.events == "auto" else ()
+        return tuple(EventSource(e.rank, e.endpoint, e.replay, e.topic) for e in self.events)
+
+
+class PolicyChoice(Section):
+    """Who gets a request."""
+
+    name: Text = "kv_aware"
+    """The name of an installed policy, or module:attr."""
+    weights: dict[str, Weight] = Field(default_factory=dict)
+    """The policy's weights by name, 0 or more; what is not given keeps the policy's own."""
+
+
+class Index(Section):
+    """The memory of who holds what."""
+
+    max_bytes: Size = ByteSize(GIB)
+    """Hard bound of its memory; beyond it the oldest entries go."""
+    save_every_s: Seconds = 60.0
+    """How often it is written to state_dir, so that a restart starts warm."""
+
+
+class PromptReading(Section):
+    """Turning prompts into block keys."""
+
+    memo_bytes: Size = ByteSize(256 * MIB)
+    """Memory for token ids of text seen before."""
+    wait_ms: Milliseconds = 300.0
+    """How long an engine-side tokenization may take before the request is placed without it."""
+
+
+class Timeouts(Section):
+    """Towards engines, seconds."""
+
+    connect_s: Seconds = 5.0
+    """To open a connection."""
+    first_byte_s: Seconds = 600.0
+    """To the first byte of an answer: queueing and prefill of a long prompt are part of it."""
+
+
+class Config(Section):
+    """warmroute.yaml"""
+
+    listen: Listen = Listen()
+    """The inference API."""
+    admin: Admin = Admin()
+    """The admin API."""
+    state_dir: Annotated[Path, BeforeValidator(_state_dir, json_schema_input_type=str | None)] = STATE_DIR
+    """Where the index file and the deployment secret are kept; made with mode 0700."""
+    models: dict[Text, Model] = Field(default_factory=dict)
+    """Public model names; "*" holds the settings of every model not named here."""
+    engines: Annotated[tuple[Engine, ...], AfterValidator(_at_least_one), Field(json_schema_extra={"minItems": 1})]
+    """The engines to place requests on."""
+    policy: PolicyChoice = PolicyChoice()
+    """The placement policy."""
+    index: Index = Index()
+    """The block index."""
+    prompt: PromptReading = PromptReading()
+    """Prompt reading."""
+    timeouts: Timeouts = Timeouts()
+    """Timeouts towards engines."""
+
+    def model(self, name: str) -> Model:
+        """The settings of a public model name (no alias)."""
+        return self.models.get(name) or self.models.get("*") or Model()
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """alias -> public model name."""
+        return {alias: name for name, model in self.models.items() for alias in model.aliases}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is allowed but should be known."""
+        notes = []
+        if not _is_loopback(self.listen.host):
+            notes.append(f"listen.host {self.listen.host} is not loopback: whoever reaches it may use the engines")
+        if self.admin.enabled and not _is_loopback(self.admin.host):
+            notes.append(f"admin.host {self.admin.host} is not loopback, and the admin API has no login")
+        return tuple(notes)
+
+    def make_state_dir(self) -> Path:
+        """Creates the state directory if it isn't there. Raises ConfigError where that can't be done."""
+        try:
+            self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as exc:
+            raise ConfigError([f"state_dir: {str(self.state_dir)!r} cannot be made: {exc.strerror}"]) from exc
+        return self.state_dir
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Reading
+
+
+def load(
+    path: Path | str,
+    *,
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    check: Check | None = None,
+) -> Config:
+    """Reads the file. Raises ConfigError with every mistake.
+
+    flags: values of FLAGS from the command line, None meaning "not given". check: a further check of what is valid in
+    itself, such as whether its plugins are installed.
+    """
+    environment = os.environ if environ is None else environ
+    source = read(Path(path), environment)
+    return _validated(source, flags or {}, environment, base=Path(path).absolute().parent, check=check)
+
+
+def from_flags(
+    engines: Sequence[str],
+    *,
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    check: Check | None = None,
+) -> Config:
+    """A configuration without a file: the engines' URLs and the FLAGS. Raises ConfigError with every mistake."""
+    source = Source("command line")
+    source.put(("engines",), [{"url": url} for url in engines], origin="--engine")
+    environment = os.environ if environ is None else environ
+    return _validated(source, flags or {}, environment, base=Path.cwd(), check=check)
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of the file, for editors (2020-12)."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
+    return cast(dict[str, Any], _in_one_line(schema))
+
+
+def _in_one_line(schema: Any) -> Any:
+    """Descriptions as editors show them: docstrings are wrapped for the reader of this file."""
+    if isinstance(schema, dict):
+        return {key: _in_one_line(value) for key, value in schema.items()}
+    if isinstance(schema, list):
+        return [_in_one_line(value) for value in schema]
+    return " ".join(schema.split("\n")) if isinstance(schema, str) else schema
+
+
+def _validated(
+    source: Source, flags: Mapping[str, Any], environ: Mapping[str, str], *, base: Path, check: Check | None
+) -> Config:
+    if () in source.blamed:  # no file to speak of: nothing in it can be right or wrong
+        raise ConfigError(source.mistakes)
+    for name, where in ENVIRONMENT.items():
+        if environ.get(name):
+            source.put(where, environ[name], origin=f"environment {name}")
+    for flag, value in flags.items():
+        if value is not None:
+            source.put(FLAGS[flag], value, origin=f"--{flag.replace('_', '-')}")
+    config = _valid_part(source, base=base)
+    if config:
+        for where, what in (*_contradictions(config), *(check(config) if check else ())):
+            source.blame(where, what)
+    if not config or source.mistakes:
+        raise ConfigError(source.mistakes)
+    return config.model_copy(update={"state_dir": base / config.state_dir.expanduser()})
+
+
+def _valid_part(source: Source, *, base: Path) -> Config | None:
+    """Blames what is invalid. What remains without it, if that makes a whole: so that the later checks see it too."""
+    try:
+        return Config.model_validate(source.data, context={"base": base})
+    except ValidationError as exc:
+        for error in exc.errors(include_url=False, include_input=False):
+            blame_invalid(source, error, root=Config)
+    try:
+        return Config.model_validate(without(source.data, source.blamed), context={"base": base})
+    except ValidationError:
+        return None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is right by itself and wrong together
+
+
+def _contradictions(config: Config) -> Iterator[Mistake]:
+    yield from _name_clashes(config)
+    yield from _engine_clashes(config)
+    yield from _port_clashes(config)
+
+
+def _name_clashes(config: Config) -> Iterator[Mistake]:
+    owner: dict[str, str] = {}
+    for name, model in config.models.items():
+        for position, alias in enumerate(model.aliases):
+            where: Where = ("models", name, "aliases", position)
+            if alias == "*" or name == "*":
+                yield where, "'*' stands for all other models: it has no alias and is none"
+            elif alias in config.models:
+                yield where, f"{alias!r} is a model of its own (take another alias)"
+            elif alias in owner:
+                yield where, f"{alias!r} is already an alias of {owner[alias]!r}"
+            else:
+                owner[alias] = name
+    for position, engine in enumerate(config.engines):
+        if engine.model in owner:
+            yield ("engines", position, "model"), f"is an alias (write its model: {owner[engine.model]!r})"
+        elif engine.model == "*":
+            yield ("engines", position, "model"), "'*' is not a model (leave it out to take what the engine lists)"
+
+
+def _engine_clashes(config: Config) -> Iterator[Mistake]:
+    urls: dict[str, int] = {}
+    ids: dict[str, int] = {}
+    for position, engine in enumerate(config.engines):
+        first = urls.setdefault(engine.url, position)
+        if first != position:
+            yield ("engines", position, "url"), f"is the same as engines[{first}].url (one entry an engine)"
+            continue
+        first = ids.setdefault(engine.id or engine.address, position)
+        if first != position:
+            yield ("engines", position, "id"), f"is the same as the id of engines[{first}] (ids must differ)"
+        if not isinstance(engine.events, str):
+            yield from _rank_clashes(("engines", position, "events"), engine.events)
+
+
+def _rank_clashes(where: Where, sources: Sequence[Events]) -> Iterator[Mistake]:
+    seen: set[int] = set()
+    for position, source in enumerate(sources):
+        if source.rank in seen:
+            yield (*where, position, "rank"), f"rank {source.rank} is given twice (one entry a rank)"
+        seen.add(source.rank)
+
+
+def _port_clashes(config: Config) -> Iterator[Mistake]:
+    listen, admin = config.listen, config.admin
+    if admin.enabled and listen.port and (listen.host, listen.port) == (admin.host, admin.port):
+        yield ("admin", "port"), f"is taken by listen ({listen.port}); use another"
+    for position, engine in enumerate(config.engines):
+        if engine.address == f"{listen.host}:{listen.port}":
+            yield ("engines", position, "url"), "is the gateway's own address (write the engine's)"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

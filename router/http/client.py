@@ -1,0 +1,231 @@
+"""The connections to one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from functools import partial
+from urllib.parse import urlsplit
+
+from router.errors import EngineUnreachable
+from router.http.messages import HOP_BY_HOP, Header, PoolLimits, head_lines
+from router.http.upstream import ClientProtocol, Exchange, Receiver
+
+__all__ = ["Exchange", "Pool", "PoolLimits", "PoolStats", "Receiver"]
+
+_OMIT = HOP_BY_HOP | {b"host", b"accept-encoding", b"expect"}
+"""Written here, or never sent: an encoded answer could not be read for its usage, and we do not wait for a 100."""
+
+_WITH_BODY = frozenset((b"POST", b"PUT", b"PATCH"))
+_ONE_WRITE_BYTES = 16 * 1024  # below it a copy is cheaper than a second buffer
+_KEEP_ALIVE_MARGIN = 0.8  # of the time the engine says it keeps an idle connection
+
+
+class PoolStats:
+    """Counts since the pool began. `retried`: exchanges begun again because a kept connection had died."""
+
+    __slots__ = ("exchanges", "opened", "retried", "reused", "unreachable")
+
+    def __init__(self) -> None:
+        self.exchanges = self.opened = self.reused = self.retried = self.unreachable = 0
+
+
+class Pool:
+    """Keeps connections to the origin of `url`, newest first; a path in `url` is put before each target.
+
+    Built on the running loop. For https, `tls` says which certificates to trust and to show (default: the system's),
+    `server_name` the name to expect in the engine's (default: the host).
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        limits: PoolLimits | None = None,
+        tls: ssl.SSLContext | None = None,
+        server_name: str | None = None,
+    ) -> None:
+        """Raises ValueError for a url that is not http:// or https:// with a host."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"not an http or https url: {url!r}")
+        secure = parts.scheme == "https"
+        self._host = parts.hostname
+        self._port = parts.port or (443 if secure else 80)
+        self._tls = (tls or ssl.create_default_context()) if secure else None
+        self._server_name = server_name if secure else None
+        self._prefix = parts.path.rstrip("/").encode("ascii")
+        self._host_line = b"host: " + parts.netloc.rpartition("@")[2].encode("ascii")
+        self._limits = limits or PoolLimits()
+        self._idle_s = self._limits.idle_s
+        self._loop = asyncio.get_running_loop()
+        self._idle: deque[ClientProtocol] = deque()  # oldest first; the dead are dropped when met
+        self._connections: set[ClientProtocol] = set()
+        self._connecting: set[asyncio.Task[ClientProtocol]] = set()
+        self._waiting: OrderedDict[Exchange, None] = OrderedDict()
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._closed = False
+        self.stats = PoolStats()
+
+    @property
+    def open(self) -> int:
+        """Connections, those being opened included."""
+        return len(self._connections) + len(self._connecting)
+
+    @property
+    def idle(self) -> int:
+        return sum(connection.alive for connection in self._idle)
+
+    def send(
+        self,
+        method: bytes,
+        target: bytes,
+        headers: Sequence[Header],
+        body: bytes | Sequence[bytes],
+        receiver: Receiver,
+    ) -> Exchange:
+        """Begin an exchange. Host, length and connection headers are written here; Accept-Encoding is never sent.
+
+        Raises ValueError when a header holds a line break. Every other failure reaches the receiver.
+        """
+        pieces = (body,) if isinstance(body, bytes) else body
+        parts = self._request(method, target, headers, pieces)
+        exchange = Exchange(self, receiver, parts, head_only=method == b"HEAD")
+        self.stats.exchanges += 1
+        connection = self._take_idle()
+        if connection is not None:
+            self.stats.reused += 1
+            connection.begin(exchange, reused=True)
+        else:
+            self._begin_fresh(exchange)
+        return exchange
+
+    async def aclose(self) -> None:
+        """Cut every connection; running exchanges end with an error."""
+        self._closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for task in self._connecting:
+            task.cancel()
+        for connection in self._connections:
+            connection.abort()
+        while self._waiting:
+            self._waiting.popitem(last=False)[0].fail(_closing())
+        while self._connecting or self._connections:  # noqa: ASYNC110 (the loop's next turns bring their ends)
+            await asyncio.sleep(0)
+
+    def _request(
+        self, method: bytes, target: bytes, headers: Sequence[Header], pieces: Sequence[bytes]
+    ) -> Sequence[bytes]:
+        first = b"%b %b%b HTTP/1.1" % (method, self._prefix, target)
+        block = head_lines((first, self._host_line), headers, _OMIT)
+        size = sum(map(len, pieces))
+        if size or method in _WITH_BODY:
+            block = b"%b\r\ncontent-length: %d\r\n\r\n" % (block, size)
+        else:
+            block += b"\r\n\r\n"
+        if size <= _ONE_WRITE_BYTES:
+            return (b"".join((block, *pieces)),)
+        return (block, *pieces)
+
+    # -- connections
+
+    def _take_idle(self) -> ClientProtocol | None:
+        idle = self._idle
+        while idle:
+            connection = idle.pop()
+            if not connection.alive:
+                continue
+            if self._loop.time() - connection.idle_since < self._idle_s:
+                return connection
+            connection.close()
+        return None
+
+    def _begin_fresh(self, exchange: Exchange) -> None:
+        if self._closed:
+            self._loop.call_soon(exchange.fail, _closing())
+            return
+        if self._limits.connections and self.open >= self._limits.connections:
+            self._waiting[exchange] = None
+            return
+        task = self._loop.create_task(self._connect())
+        self._connecting.add(task)
+        task.add_done_callback(partial(self._connected, exchange))
+
+    async def _connect(self) -> ClientProtocol:
+        async with asyncio.timeout(self._limits.connect_s):
+            _, connection = await self._loop.create_connection(
+                self._new_connection, self._host, self._port, ssl=self._tls, server_hostname=self._server_name
+            )
+        return connection
+
+    def _new_connection(self) -> ClientProtocol:
+        return ClientProtocol(self, self._limits.head_bytes)
+
+    def _connected(self, exchange: Exchange, task: asyncio.Task[ClientProtocol]) -> None:
+        self._connecting.discard(task)
+        error = _closing() if task.cancelled() else task.exception()
+        if error is not None:
+            self._unreachable(exchange, error)
+            self._begin_waiting()
+            return
+        connection = task.result()
+        if not connection.alive:
+            self._unreachable(exchange, None)
+            return
+        self.stats.opened += 1
+        self._connections.add(connection)
+        if self._closed or exchange.receiver is None:
+            self.released(connection)
+        else:
+            connection.begin(exchange, reused=False)
+
+    def _unreachable(self, exchange: Exchange, error: BaseException | None) -> None:
+        self.stats.unreachable += 1
+        exchange.fail(EngineUnreachable("The engine cannot be reached.", detail=repr(error)))
+
+    def _begin_waiting(self) -> None:
+        if self._waiting and not self._closed:
+            exchange, _ = self._waiting.popitem(last=False)
+            self._begin_fresh(exchange)
+
+    def _sweep(self) -> None:
+        idle = self._idle
+        oldest = self._loop.time() - self._idle_s
+        while idle and (not idle[0].alive or idle[0].idle_since <= oldest):
+            idle.popleft().close()
+        self._sweeper = self._loop.call_later(self._idle_s, self._sweep) if idle else None
+
+    # -- what connections and exchanges report
+
+    def released(self, connection: ClientProtocol) -> None:
+        if self._closed:
+            connection.drop()
+        elif self._waiting:
+            exchange, _ = self._waiting.popitem(last=False)
+            self.stats.reused += 1
+            connection.begin(exchange, reused=True)
+        else:
+            if connection.keep_alive_s is not None:
+                self._idle_s = min(self._limits.idle_s, connection.keep_alive_s * _KEEP_ALIVE_MARGIN)
+            connection.idle_since = self._loop.time()
+            self._idle.append(connection)
+            if self._sweeper is None:
+                self._sweeper = self._loop.call_later(self._idle_s, self._sweep)
+
+    def lost(self, connection: ClientProtocol) -> None:
+        self._connections.discard(connection)
+        self._begin_waiting()
+
+    def retry(self, exchange: Exchange) -> None:
+        self.stats.retried += 1
+        self._begin_fresh(exchange)
+
+    def withdrawn(self, exchange: Exchange) -> None:
+        self._waiting.pop(exchange, None)
+
+
+def _closing() -> EngineUnreachable:
+    return EngineUnreachable("The engine's connections are being closed.")

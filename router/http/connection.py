@@ -1,0 +1,276 @@
+"""One client connection of the server: requests are handed over and answered in their order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import cast
+
+from router.http.messages import CONTINUE, Limits, Refusal, Request, error_body
+from router.http.reader import HEAD, IDLE, Incoming, RequestReader
+from router.http.responder import Responder
+
+Handler = Callable[[Request, Responder], None]
+
+_OPEN, _LINGERING, _CLOSING = range(3)
+_FIRST_PROBE_S = 0.1
+_LAST_PROBE_S = 1.0
+_JSON = ((b"content-type", b"application/json"),)
+
+_log = logging.getLogger("warmroute.http")
+
+
+class ServerProtocol(asyncio.Protocol):
+    """Calls `handler(request, responder)` when a request is whole, in order, one at a time.
+
+    The connection registers itself in `connections` while it lives. It keeps no timer: whoever serves calls `sweep`
+    about once a second. `refused` counts the requests answered here, by status.
+    """
+
+    __slots__ = (
+        "_active", "_advancing", "_connections", "_deaf", "_draining", "_eof", "_handler", "_limits", "_loop",
+        "_paused", "_peer", "_reader", "_reading_paused", "_refusal", "_refused", "_stage", "_transport", "_waited",
+    )  # fmt: skip
+
+    _transport: asyncio.Transport
+    _reader: RequestReader
+
+    def __init__(
+        self,
+        handler: Handler,
+        limits: Limits,
+        connections: set[ServerProtocol],
+        *,
+        refused: Counter[int] | None = None,
+    ) -> None:
+        self._handler = handler
+        self._limits = limits
+        self._connections = connections
+        self._refused: Counter[int] = Counter() if refused is None else refused
+        self._loop = asyncio.get_running_loop()
+        self._peer = ""
+        self._active: Responder | None = None
+        self._refusal: Refusal | None = None
+        self._stage = _OPEN
+        self._waited = 0.0  # seconds since the last answer, or since what we wrote began to wait for the client
+        self._advancing = False
+        self._deaf = False  # nothing the client sends is of interest any more
+        self._eof = False
+        self._draining = False
+        self._paused = False  # the client does not take what we write
+        self._reading_paused = False
+
+    # -- transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
+        peer = self._transport.get_extra_info("peername")
+        self._peer = str(peer[0]) if isinstance(peer, tuple) else ""
+        self._reader = RequestReader(self._limits, self._peer)
+        self._connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+        self._deaf = True
+        self._stage = _CLOSING
+        self._reader.close()
+        active, self._active = self._active, None
+        if active is not None:
+            active.leave()
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        reader = self._reader
+        try:
+            reader.feed(data)
+        except Refusal as refusal:
+            self._refuse(refusal)
+        else:
+            self._deaf = reader.last
+        if self._active is None:
+            self._advance()
+        elif len(reader.requests) >= self._limits.pipelined:
+            self._pause_reading()
+
+    def eof_received(self) -> bool:
+        """A client may shut its side and still wait for its answer (RFC 9112 §9.6)."""
+        self._deaf = True
+        waiting = self._reader.requests
+        active = self._active
+        if active is None and not waiting:
+            return False
+        if active is not None and active.http10 and not waiting:
+            # HTTP/1.0 knows no interim answers, so nothing tells a waiting client from one that left.
+            return False
+        self._eof = True
+        if active is not None and not waiting:
+            active.keep_alive = False
+        self._probe(_FIRST_PROBE_S)
+        return True
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        self._waited = 0.0
+        if self._active is not None and self._active.on_pause is not None:
+            self._active.on_pause()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._waited = 0.0
+        if self._active is None:
+            self._advance()
+        elif self._active.on_resume is not None:
+            self._active.on_resume()
+
+    # -- requests in order
+
+    def _advance(self) -> None:
+        """Hand over what waits, as long as answers come at once; then see what else is to be done."""
+        if self._advancing:
+            return
+        waiting = self._reader.requests
+        self._advancing = True
+        while waiting and self._active is None and not self._paused:
+            self._handle(waiting.popleft())
+        self._advancing = False
+        if self._active is None and not waiting:
+            self._settle()
+        if self._reading_paused and len(waiting) < self._limits.pipelined:
+            self._resume_reading()
+
+    def _handle(self, incoming: Incoming) -> None:
+        request, http10, keep_alive = incoming
+        if (self._draining or self._eof) and not self._reader.requests:
+            keep_alive = False
+        responder = Responder(
+            self._transport, self._answered, http10=http10, head_only=request.method == "HEAD", keep_alive=keep_alive
+        )
+        self._active = responder
+        try:
+            self._handler(request, responder)
+        except Exception as error:
+            self._loop.call_exception_handler({"message": "HTTP handler failed", "exception": error, "protocol": self})
+            self._fail(responder)
+
+    def _fail(self, responder: Responder) -> None:
+        if responder.started:
+            responder.abort()
+            return
+        responder.keep_alive = False
+        responder.send(500, _JSON, error_body("The server had an internal error.", kind="internal_error"))
+
+    def _answered(self, keep_alive: bool) -> None:
+        self._active = None
+        self._waited = 0.0
+        if keep_alive:
+            self._advance()
+        else:
+            self._close()
+
+    def _settle(self) -> None:
+        """Nothing runs and nothing waits."""
+        reader = self._reader
+        if self._refusal is not None:
+            self._send_refusal(self._refusal)
+        elif self._deaf or (self._draining and reader.stage == IDLE):
+            self._close()
+        elif reader.owes_continue:
+            reader.owes_continue = False
+            self._transport.write(CONTINUE)
+
+    # -- refusals and ends
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """To be sent once earlier requests are answered; what came later cannot be told from the refused one."""
+        self._deaf = True
+        self._refusal = refusal
+        self._refused[refusal.status] += 1
+        _log.info("refused a request of %s with %d: %s", self._peer, refusal.status, refusal.message)
+
+    def _send_refusal(self, refusal: Refusal) -> None:
+        if self._stage != _OPEN:
+            return
+        responder = Responder(self._transport, _nothing, http10=False, head_only=False, keep_alive=False)
+        responder.send(refusal.status, _JSON, error_body(refusal.message, code=refusal.code))
+        if self._eof:
+            self._close()
+            return
+        # Closing while the client still sends would make its kernel drop our answer unread (RFC 9112 §9.6).
+        self._stage = _LINGERING
+        self._waited = 0.0
+        self._transport.write_eof()
+
+    def _close(self) -> None:
+        """What is written is still sent."""
+        self._deaf = True
+        self._reader.requests.clear()
+        self._stage = _CLOSING
+        self._waited = 0.0
+        self._transport.close()
+
+    def _pause_reading(self) -> None:
+        if not self._reading_paused and not self._eof and not self._transport.is_closing():
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        self._reading_paused = False
+        self._reader.waited = 0.0
+        if not self._eof and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _probe(self, delay: float) -> None:
+        """Tell a client that shut its side and waits from one that is gone: only a write shows the difference.
+
+        An interim answer may be sent at any time before the final one, and the peer of a closed socket resets.
+        """
+        active = self._active
+        if active is None or active.started or active.http10 or self._transport.is_closing():
+            return
+        self._transport.write(CONTINUE)
+        if delay <= _LAST_PROBE_S:
+            self._loop.call_later(delay, self._probe, delay * 2)
+
+    # -- whoever serves
+
+    def drain(self) -> None:
+        """Answer what is here, then close; an idle connection closes at once."""
+        self._draining = True
+        if self._active is None:
+            self._advance()
+        elif not self._reader.requests:
+            self._active.keep_alive = False
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def sweep(self, elapsed: float) -> None:
+        """`elapsed` seconds have passed since the last call: end what waits for the client for too long."""
+        self._waited += elapsed
+        self._reader.waited += elapsed
+        limits = self._limits
+        if self._stage == _LINGERING:
+            if self._waited > limits.linger_s:
+                self._transport.abort()
+        elif self._paused or self._stage == _CLOSING:
+            if self._waited > limits.stall_s:
+                self._transport.abort()
+        elif self._active is None:
+            self._sweep_reader()
+
+    def _sweep_reader(self) -> None:
+        limits, reader = self._limits, self._reader
+        if reader.stage == IDLE:
+            if self._waited > limits.keep_alive_s:
+                self._close()
+        elif reader.waited > (limits.head_s if reader.stage == HEAD else limits.body_idle_s):
+            self._refuse(Refusal(408, "The request did not arrive in time."))
+            self._advance()
+
+
+def _nothing(_keep_alive: bool) -> None:
+    pass

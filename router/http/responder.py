@@ -1,0 +1,132 @@
+"""The answer to one request, written piece by piece or whole."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable, Sequence
+
+from router.http.messages import HOP_BY_HOP, Header, head_lines, status_line
+
+_RESET = struct.pack("ii", 1, 0)  # struct linger: on, 0 s
+
+
+class Responder:
+    """One per exchange. Once it is over (answered, aborted, client gone) every call does nothing.
+
+    gone        the client left before the answer was over; `on_gone` was called, once.
+    on_pause    the client reads too slowly: stop writing until `on_resume`. What is written in between is still sent.
+    keep_alive  whether the connection is kept afterwards; the server may take it back until the head is out
+    http10      the client speaks HTTP/1.0
+    """
+
+    __slots__ = (
+        "_answered", "_chunked", "_head_only", "_live", "_silent", "_transport", "_write",
+        "gone", "http10", "keep_alive", "on_gone", "on_pause", "on_resume", "started",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        answered: Callable[[bool], None],
+        *,
+        http10: bool,
+        head_only: bool,
+        keep_alive: bool,
+    ) -> None:
+        """`answered` is called when the answer is over, unless the client left, with whether to keep the connection."""
+        self._transport = transport
+        self._write = transport.write
+        self._answered = answered
+        self.http10 = http10
+        self._head_only = head_only
+        self._chunked = False
+        self._silent = False  # no body may follow the head
+        self._live = True
+        self.keep_alive = keep_alive
+        self.started = False
+        self.gone = False
+        self.on_gone: Callable[[], None] | None = None
+        self.on_pause: Callable[[], None] | None = None
+        self.on_resume: Callable[[], None] | None = None
+
+    def send(self, status: int, headers: Sequence[Header], body: bytes) -> None:
+        """The whole answer in one write. Length, coding and connection headers are made here, passed ones dropped."""
+        if not self._live:
+            return
+        assert not self.started, "the answer has started"
+        block = head_lines((status_line(status),), headers, HOP_BY_HOP)
+        self.started = True
+        length = b"" if status == 204 or (self._head_only and not body) else b"\r\ncontent-length: %d" % len(body)
+        if self._head_only or status in (204, 304):
+            body = b""
+        self._write(b"".join((block, length, self._connection_line(), b"\r\n\r\n", body)))
+        self._end()
+
+    def start(self, status: int, headers: Sequence[Header]) -> None:
+        """Begin an answer of unknown length: chunked, or for HTTP/1.0 ended by closing the connection."""
+        if not self._live:
+            return
+        assert not self.started, "the answer has started"
+        block = head_lines((status_line(status),), headers, HOP_BY_HOP)
+        self.started = True
+        self._silent = self._head_only or status in (204, 304)
+        self._chunked = not (self.http10 or self._silent)
+        if self.http10:
+            self.keep_alive = False
+        coding = b"\r\ntransfer-encoding: chunked" if self._chunked else b""
+        self._write(b"".join((block, coding, self._connection_line(), b"\r\n\r\n")))
+
+    def write(self, data: bytes) -> None:
+        """One piece of the body. An empty one is nothing: an empty chunk would end the answer."""
+        if not self._live or not data:
+            return
+        assert self.started, "the answer has not started"
+        if self._chunked:
+            self._write(b"%x\r\n%b\r\n" % (len(data), data))
+        elif not self._silent:
+            self._write(data)
+
+    def finish(self) -> None:
+        """The answer that `start` began is complete."""
+        if not self._live:
+            return
+        assert self.started, "the answer has not started"
+        if self._chunked:
+            self._write(b"0\r\n\r\n")
+        self._end()
+
+    def abort(self) -> None:
+        """End a broken answer so that the client can tell: what was written is sent, the end of the body never is."""
+        if not self._live:
+            return
+        self.keep_alive = False
+        if self.started and not self._chunked:
+            self._reset()
+        self._end()
+
+    def leave(self) -> None:
+        """The server's word that the client is gone."""
+        if not self._live:
+            return
+        self._live = False
+        self.gone = True
+        if self.on_gone is not None:
+            self.on_gone()
+
+    def _end(self) -> None:
+        self._live = False
+        self._answered(self.keep_alive)
+
+    def _reset(self) -> None:
+        # Where closing is the end of the body, an orderly close would make the broken answer look whole.
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self._transport.abort()
+
+    def _connection_line(self) -> bytes:
+        if not self.keep_alive:
+            return b"\r\nconnection: close"
+        return b"\r\nconnection: keep-alive" if self.http10 else b""

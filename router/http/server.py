@@ -1,0 +1,108 @@
+"""Listening, sweeping and draining."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+
+from router.http.connection import Handler, ServerProtocol
+from router.http.messages import Limits, Request
+from router.http.responder import Responder
+
+__all__ = ["Handler", "Limits", "Request", "Responder", "Server", "ServerProtocol", "serve"]
+
+_BACKLOG = 2048
+_SWEEP_SLICE = 500  # connections looked at in one go: about 100 µs
+_DRAIN_POLL_S = 0.02
+
+
+class Server:
+    """A listener and its connections.
+
+    port     the bound TCP port, 0 for a Unix socket
+    refused  counts, by status, the requests the server answered itself
+    """
+
+    def __init__(
+        self,
+        listener: asyncio.Server,
+        limits: Limits,
+        connections: set[ServerProtocol],
+        refused: Counter[int],
+    ) -> None:
+        address = listener.sockets[0].getsockname()
+        self.port = int(address[1]) if isinstance(address, tuple) else 0
+        self._listener = listener
+        self.connections = connections
+        self.refused = refused
+        self._loop = asyncio.get_running_loop()
+        shortest = min(limits.keep_alive_s, limits.head_s, limits.body_idle_s, limits.stall_s, limits.linger_s)
+        self._interval = min(1.0, shortest / 4)
+        self._round: Iterator[ServerProtocol] = iter(())
+        self._elapsed = 0.0
+        self._swept_at = self._loop.time()
+        self._timer = self._loop.call_later(self._interval, self._begin_round)
+
+    def close(self) -> None:
+        """Stop at once: every connection is cut."""
+        self._listener.close()
+        self._timer.cancel()
+        for connection in list(self.connections):
+            connection.abort()
+
+    async def drain(self, seconds: float) -> int:
+        """Accept nothing new, answer what runs, for `seconds` at most. Returns how many connections were cut."""
+        self._listener.close()
+        for connection in list(self.connections):
+            connection.drain()
+        deadline = self._loop.time() + seconds
+        while self.connections and self._loop.time() < deadline:  # noqa: ASYNC110 (once in a process's life)
+            await asyncio.sleep(_DRAIN_POLL_S)
+        cut = len(self.connections)
+        self.close()
+        return cut
+
+    def _sweep(self) -> None:
+        batch = list(islice(self._round, _SWEEP_SLICE))
+        for connection in batch:
+            connection.sweep(self._elapsed)
+        if len(batch) == _SWEEP_SLICE:
+            self._timer = self._loop.call_later(0, self._sweep)
+            return
+        self._timer = self._loop.call_later(self._interval, self._begin_round)
+
+    def _begin_round(self) -> None:
+        now = self._loop.time()
+        self._elapsed, self._swept_at = now - self._swept_at, now
+        self._round = iter(list(self.connections))
+        self._sweep()
+
+
+async def serve(
+    handler: Handler,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    limits: Limits | None = None,
+    sock: socket.socket | None = None,
+    unix_path: str | None = None,
+) -> Server:
+    """Listen on `sock`, else on `unix_path`, else on host and port (0: any). Raises OSError."""
+    loop = asyncio.get_running_loop()
+    limits = limits or Limits()
+    connections: set[ServerProtocol] = set()
+    refused: Counter[int] = Counter()
+
+    def accept() -> ServerProtocol:
+        return ServerProtocol(handler, limits, connections, refused=refused)
+
+    if sock is not None:
+        listener = await loop.create_server(accept, sock=sock, backlog=_BACKLOG)
+    elif unix_path is not None:
+        listener = await loop.create_unix_server(accept, unix_path, backlog=_BACKLOG)
+    else:
+        listener = await loop.create_server(accept, host, port, backlog=_BACKLOG)
+    return Server(listener, limits, connections, refused)

@@ -1,0 +1,316 @@
+"""One connection to an engine: an exchange's bytes out, its answer in."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import httptools
+
+from router.errors import EngineError, EngineProtocolError, EngineUnreachable
+from router.http.messages import Header, lower_names
+
+_KEEP_ALIVE_TIMEOUT = re.compile(rb"timeout\s*=\s*(\d{1,6})", re.IGNORECASE).search
+_SWITCHING = 101
+
+
+class Receiver(Protocol):
+    """Takes an answer. `on_head` comes before any data; exactly one of `on_end` and `on_error` is the last call."""
+
+    def on_head(self, status: int, headers: list[Header]) -> None: ...
+
+    def on_data(self, data: bytes) -> None:
+        """Body bytes without chunk framing: all that one network read brought."""
+        ...
+
+    def on_end(self) -> None: ...
+
+    def on_error(self, error: EngineError) -> None:
+        """EngineUnreachable: no connection, or lost before an answer. EngineProtocolError: malformed, or cut short."""
+        ...
+
+
+class Exchange:
+    """One request and its answer. The receiver is never called from within `Pool.send`."""
+
+    __slots__ = ("_owner", "connection", "head_only", "parts", "paused", "receiver", "reused")
+
+    def __init__(self, owner: Owner, receiver: Receiver, parts: Sequence[bytes], *, head_only: bool) -> None:
+        self._owner = owner
+        self.receiver: Receiver | None = receiver  # None: over, or cancelled
+        self.connection: ClientProtocol | None = None
+        self.parts = parts  # what is sent; dropped when the answer begins, since it cannot be sent again then
+        self.head_only = head_only
+        self.reused = False
+        self.paused = False
+
+    def cancel(self) -> None:
+        """Drop the connection at once, so that the engine stops working. No call to the receiver follows."""
+        self.receiver = None
+        self.parts = ()
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.drop()
+        else:
+            self._owner.withdrawn(self)
+
+    def pause(self) -> None:
+        """Stop reading the answer; the engine feels it once the socket buffers are full."""
+        self.paused = True
+        if self.connection is not None:
+            self.connection.pause()
+
+    def resume(self) -> None:
+        self.paused = False
+        if self.connection is not None:
+            self.connection.resume()
+
+    def fail(self, error: EngineError) -> None:
+        receiver, self.receiver = self.receiver, None
+        self.connection = None
+        self.parts = ()
+        if receiver is not None:
+            receiver.on_error(error)
+
+
+class Owner(Protocol):
+    """Who keeps the connections."""
+
+    def released(self, connection: ClientProtocol) -> None:
+        """Ready for another exchange."""
+        ...
+
+    def lost(self, connection: ClientProtocol) -> None:
+        """Closed, whatever the reason. Called once."""
+        ...
+
+    def retry(self, exchange: Exchange) -> None:
+        """A kept connection died before any byte of the answer: the engine had closed it for being idle."""
+        ...
+
+    def withdrawn(self, exchange: Exchange) -> None:
+        """Cancelled before it had a connection."""
+        ...
+
+
+class ClientProtocol(asyncio.Protocol):
+    """`keep_alive_s`: how long the engine said it keeps an idle connection, None if it did not say."""
+
+    __slots__ = (
+        "_complete", "_exchange", "_fields", "_fresh", "_head_due", "_head_limit", "_headers", "_held",
+        "_keep", "_owner", "_parser", "_parts", "_status", "_transport", "_until_close", "_version_known",
+        "alive", "idle_since", "keep_alive_s",
+    )  # fmt: skip
+
+    def __init__(self, owner: Owner, head_limit: int) -> None:
+        self._owner = owner
+        self._head_limit = head_limit
+        self._exchange: Exchange | None = None
+        self._parts: list[bytes] = []
+        self._fields: list[Header] = []  # as they came
+        self._headers: list[Header] = []
+        self.keep_alive_s: float | None = None
+        self.idle_since = 0.0
+        self.alive = False
+        self._version_known = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._fresh = True  # no byte of the answer yet
+        self._status = 0  # of the final head, once it is read
+        self._head_due = False  # and not yet handed on
+        self._until_close = False
+        self._complete = False
+        self._keep = False
+        self._held = 0  # bytes received since anything came of them
+
+    # -- the pool's side
+
+    def begin(self, exchange: Exchange, *, reused: bool) -> None:
+        self._reset()
+        self._exchange = exchange
+        exchange.connection = self
+        exchange.reused = reused
+        parts = exchange.parts
+        if len(parts) == 1:
+            self._transport.write(parts[0])
+        else:
+            self._transport.writelines(parts)
+        if exchange.paused:
+            self.pause()
+
+    def drop(self) -> None:
+        self._exchange = None
+        self.alive = False
+        self._transport.abort()
+
+    def close(self) -> None:
+        self.alive = False
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Cut the connection; a running exchange ends with an error."""
+        self.alive = False
+        self._transport.abort()
+
+    def pause(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # -- transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._parser = httptools.HttpResponseParser(self)
+        self.alive = True
+
+    def data_received(self, data: bytes) -> None:
+        exchange = self._exchange
+        if exchange is None:  # nobody asked: whatever it is, it must not become the next answer
+            self.drop()
+            return
+        self._fresh = False
+        exchange.parts = ()
+        self._held += len(data)
+        fault: EngineError | None = None
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            fault = _fault_of(error)
+        if self._held > self._head_limit:
+            fault = EngineProtocolError("The engine's answer has an oversized head.")
+        self._deliver(exchange, fault)
+
+    def eof_received(self) -> None:
+        exchange = self._exchange
+        if exchange is not None and self._until_close:
+            self._finish(exchange)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del self._parser  # it holds us, and we it
+        self.alive = False
+        exchange, self._exchange = self._exchange, None
+        self._owner.lost(self)
+        if exchange is None:
+            return
+        exchange.connection = None
+        if not self._fresh:
+            exchange.fail(EngineProtocolError("The engine's answer was cut short.", detail=repr(exc)))
+        elif exchange.reused:
+            self._owner.retry(exchange)
+        else:
+            exchange.fail(EngineUnreachable("The engine closed the connection without an answer.", detail=repr(exc)))
+
+    # -- parser
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            # A second answer to one request: taken for the next one's, it would reach the wrong client.
+            self._keep = False
+        self._fields = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._fields.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        if self._complete:
+            return
+        self._held = 0
+        status = self._parser.get_status_code()
+        if not self._version_known:
+            self._check_version()
+        if status == _SWITCHING:
+            raise EngineProtocolError("The engine switched protocols unasked.")
+        if status < 200:  # an interim answer: the final one follows
+            return
+        self._status = status
+        self._headers = lower_names(self._fields)
+        self._fields = []  # trailer fields come in here and are dropped
+        self._head_due = True
+        sized = self._check_framing()
+        if self._exchange is not None and self._exchange.head_only:
+            # The parser waits for the body that an answer to HEAD announces and has not: this connection ends here.
+            self._complete = True
+        else:
+            self._until_close = not (sized or status in (204, 304))
+
+    def on_body(self, part: bytes) -> None:
+        self._held = 0
+        if not self._complete:
+            self._parts.append(part)
+
+    def on_message_complete(self) -> None:
+        if self._status and not self._complete:
+            self._complete = True
+            self._keep = self._parser.should_keep_alive()
+
+    def _check_version(self) -> None:
+        if self._parser.get_http_version() not in ("1.1", "1.0"):
+            raise EngineProtocolError("The engine does not speak HTTP/1.1.")
+        self._version_known = True
+
+    def _check_framing(self) -> bool:
+        """Whether the head says where the body ends. That a length is one number and alone, llhttp has checked."""
+        sized = False
+        for name, value in self._headers:
+            if name == b"content-length":
+                sized = True
+            elif name == b"transfer-encoding":
+                if value.lower() != b"chunked":
+                    raise EngineProtocolError("The engine's answer uses an unknown transfer coding.")
+                sized = True
+            elif name == b"keep-alive":
+                told = _KEEP_ALIVE_TIMEOUT(value)
+                self.keep_alive_s = float(told[1]) if told else None
+        return sized
+
+    # -- receiver
+
+    def _deliver(self, exchange: Exchange, fault: EngineError | None) -> None:
+        """Hand on what one read brought. The receiver may cancel at any call."""
+        receiver = exchange.receiver
+        assert receiver is not None, "a connection holds an exchange only while it runs"
+        if self._head_due:
+            self._head_due = False
+            receiver.on_head(self._status, self._headers)
+        if self._parts:
+            parts, self._parts = self._parts, []
+            if self._exchange is exchange:
+                receiver.on_data(parts[0] if len(parts) == 1 else b"".join(parts))
+        if self._exchange is not exchange:
+            return
+        if self._complete:
+            self._keep = self._keep and fault is None
+            self._finish(exchange)
+        elif fault is not None:
+            self.drop()
+            exchange.fail(fault)
+
+    def _finish(self, exchange: Exchange) -> None:
+        receiver, exchange.receiver = exchange.receiver, None
+        exchange.connection = None
+        self._exchange = None
+        # An engine may answer before it has read the whole request: the rest would be taken for the next one.
+        if self._keep and self.alive and not self._transport.get_write_buffer_size():
+            if exchange.paused:
+                self.resume()
+            self._owner.released(self)
+        else:
+            self.drop()
+        if receiver is not None:
+            receiver.on_end()
+
+
+def _fault_of(error: Exception) -> EngineError:
+    cause = error.__context__
+    if isinstance(cause, EngineError):
+        return cause
+    if cause is not None:  # a callback's own mistake is not the engine's
+        raise cause
+    return EngineProtocolError("The engine's answer is not valid HTTP/1.1.", detail=str(error))

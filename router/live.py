@@ -1,0 +1,138 @@
+"""`core.Live` over a running relay and brain: what operators may see, put together from what the parts know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from router.core import Ask, Decision
+from router.errors import BadRequest, UnknownRoute
+from router.roster import Roster
+from router.routing.brain import Brain
+from router.routing.feed import Feed
+from router.routing.fleet import Fleet, Health
+from router.routing.index import BlockIndex
+from router.serving.call import CHAT, COMPLETIONS, Call
+from router.serving.models import Models
+from router.telemetry import Telemetry
+
+
+class LiveView:
+    """Reads, and books nothing."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        brain: Brain,
+        models: Models,
+        roster: Roster,
+        telemetry: Telemetry,
+        clock: Callable[[], float],
+    ) -> None:
+        self._fleet = fleet
+        self._brain = brain
+        self._models = models
+        self._roster = roster
+        self._telemetry = telemetry
+        self._clock = clock
+
+    async def fleet(self) -> list[dict[str, Any]]:
+        waiting = [
+            {"instance": url, "rank": 0, "health": "pending", "reason": reason}
+            for url, reason in self._roster.pending.items()
+        ]
+        return [*self._fleet.rows(self._clock()), *waiting]
+
+    async def explain(self, path: str, body: bytes) -> dict[str, Any]:
+        """Raises BadRequest and UnknownModel as the route itself would, NoEngine where nobody can serve."""
+        path = path if path.startswith("/v1") else "/v1" + path
+        if path not in (CHAT, COMPLETIONS):
+            raise UnknownRoute(f"explain knows {CHAT} and {COMPLETIONS}")
+        if not body:
+            raise BadRequest("The request body is empty.", code="invalid_json")
+        call = Call(path, body, headers={}, models=self._models)
+        salt = call.fields.get("cache_salt")
+        prompt = await call.named.model.prompts.prepare(
+            path, call.fields, salt=salt if isinstance(salt, str) else None, lora=call.named.lora
+        )
+        ask = call.ask("explain", prompt)
+        decision = await self._brain.explain(ask)
+        return {"request": _request(ask), **_decision(decision)}
+
+    async def parity(self, model: str | None) -> list[dict[str, Any]]:
+        return await self._roster.compare_again(model)
+
+    async def readiness(self) -> dict[str, Any]:
+        """Ready when some model has a ready engine. Says of each model how its prompts are read."""
+        models: dict[str, Any] = {}
+        for name, ranks in self._fleet.models().items():
+            health = [rank.health for rank in ranks]
+            prompts = self._roster.parity(name) if name in self._roster.prompts else {"state": "LOADING"}
+            models[name] = {"ready": health.count(Health.READY), "ranks": len(ranks), "prompts": prompts}
+        ready = any(model["ready"] and model["prompts"]["state"] != "LOADING" for model in models.values())
+        return {"ready": ready, "models": models, "pending": dict(self._roster.pending)}
+
+    async def requests(self, request_id: str | None) -> list[dict[str, Any]]:
+        receipts = self._telemetry.recent(request_id)
+        if request_id is not None:
+            decision = self._brain.receipt(request_id)
+            if decision is not None:
+                receipts = [receipt | {"decision": _decision(decision)} for receipt in receipts]
+        return receipts
+
+    async def metrics(self) -> bytes:
+        return await self._telemetry.page()
+
+
+def feed_counts(feed: Feed, index: BlockIndex) -> dict[str, int]:
+    """What becomes `warmroute_kv_…_total`."""
+    counts = feed.counts
+    stats = index.stats()
+    return {
+        "batches": counts.batches,
+        "blocks_stored": counts.stored,
+        "blocks_removed": counts.removed,
+        "blocks_ignored": counts.ignored,
+        "events_skipped": counts.skipped,
+        "batches_repeated": counts.repeated,
+        "batches_unranked": counts.unranked,
+        "stream_failures": counts.failures,
+        "restarts": counts.lost["restart"],
+        "gaps": counts.lost["gap"],
+        "silences": counts.lost["silent"],
+        "index_evictions": stats.evicted,
+    }
+
+
+def _request(ask: Ask) -> dict[str, Any]:
+    prompt = ask.prompt
+    return {
+        "model": ask.model,
+        "lora": ask.lora,
+        "tokens": prompt.tokens,
+        "known_tokens": prompt.known_tokens,
+        "prompt_source": prompt.source,
+        "reason": prompt.reason,
+        "turn": prompt.turn,
+    }
+
+
+def _decision(decision: Decision) -> dict[str, Any]:
+    """Best first: every candidate with what is known of it and the parts of its cost."""
+    scored = [
+        {
+            "cost": msgspec.to_builtins(scored.cost),
+            **msgspec.to_builtins(scored.candidate),
+        }
+        for scored in decision.scored
+    ]
+    return {
+        "policy": decision.policy,
+        "reason": decision.reason,
+        "took_us": decision.took_us,
+        "candidates": scored,
+        "filtered": dict(decision.filtered),
+    }

@@ -1,0 +1,354 @@
+"""How an engine joins the fleet, and what follows from it: its adapter, its public model, that model's prompts.
+
+    url --discovery--> addresses --recognise--> adapter --inspect--> public model --> feed, engines, prompts, parity
+
+An engine that does not answer yet is tried again for as long as it is configured; until its kind and model are known it
+is shown as pending and gets nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from router import plugins
+from router.config import Config, Engine, Model
+from router.core import Adapter, EngineFacts, Instance, Outcome
+from router.errors import EngineError, EngineProtocolError, EngineUnreachable
+from router.routing.feed import Feed
+from router.routing.fleet import Fleet, Health
+from router.serving.engines import Engines
+from router.serving.models import Models, ServedModel
+from router.serving.prompt import ModelPrompts, Parity, PromptLimits, check, load_prompts
+
+log = logging.getLogger("warmroute.roster")
+
+RETRY_S = 2.0
+REFRESH_S = 1.0
+UNREPORTED_ANSWERS = 3  # answers to warm prompts without a cached count before the operator is told
+
+REPORT_FLAGS = {"vllm": "--enable-prompt-tokens-details", "sglang": "--enable-cache-report"}
+
+
+class Discovery(Protocol):
+    """Finds the engines behind a name (entry points `warmroute.discovery`)."""
+
+    def changes(self) -> AsyncGenerator[set[str]]:
+        """All URLs now, and again whenever they differ."""
+        ...
+
+
+def load_adapters() -> dict[str, Any]:
+    """One of each installed adapter, by name; the caller closes them."""
+    return {name: plugins.load(plugins.ADAPTERS, name)() for name in plugins.names(plugins.ADAPTERS)}
+
+
+async def recognise(engine: Engine, url: str, adapters: Mapping[str, Any]) -> str:
+    """The name of the adapter that knows best what answers at `url`. Raises EngineError when none does."""
+    if engine.kind != "auto":
+        return engine.kind
+    instance = engine.instance(engine="auto", model=engine.model or "", url=url)
+    scores: dict[str, float] = {}
+    failure: EngineError = EngineProtocolError("nothing there answers as an engine does")
+    for name, adapter in adapters.items():
+        try:
+            scores[name] = await adapter.recognises(instance)
+        except EngineError as error:
+            failure = error
+    best = max(scores, key=scores.__getitem__, default="")
+    if not scores.get(best):
+        raise failure
+    return best
+
+
+class Roster:
+    """Every configured engine, from its URL to the model it serves. `start` and `stop` on the running loop.
+
+    `secret` roots all block keys; `executor` runs what takes longer than the loop may wait.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        adapters: dict[str, Any],
+        fleet: Fleet,
+        feed: Feed,
+        engines: Engines,
+        models: Models,
+        secret: bytes,
+        executor: Executor,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._adapters = adapters
+        self._fleet = fleet
+        self._feed = feed
+        self._engines = engines
+        self._models = models
+        self._secret = secret
+        self._executor = executor
+        self._clock = clock
+        self.prompts: dict[str, ModelPrompts] = {}
+        self.pending: dict[str, str] = {}  # URL → why it has not joined
+        self._found: dict[str, Parity] = {}  # by instance
+        self._checked: dict[str, str | None] = {}  # instance → the process that was compared
+        self._created = int(time.time())
+        self._shown: list[ServedModel] = []
+        self._turn = itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unreported: dict[str, int] = {}
+
+    async def start(self) -> None:
+        for engine in self._config.engines:
+            self._spawn(self._discover(engine) if engine.discovered else self._join(engine, engine.url))
+        self._spawn(self._refresh())
+
+    async def stop(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- joining
+
+    async def _discover(self, engine: Engine) -> None:
+        """All addresses behind a name, for as long as it is configured."""
+        scheme, _, rest = engine.url.partition("+")
+        parts = urlsplit(rest)
+        kind = plugins.load("warmroute.discovery", scheme)
+        discovery: Discovery = kind(parts.hostname, parts.port or 80, scheme=parts.scheme)
+        joined: dict[str, asyncio.Task[None]] = {}
+        self.pending[engine.url] = "the name has no address yet"
+        async for urls in discovery.changes():
+            for url in [url for url in joined if url not in urls]:
+                joined.pop(url).cancel()
+                await self.leave(engine.instance(engine="", model="", url=url).id)
+                self.pending.pop(url, None)
+            for url in urls:
+                if url not in joined:
+                    joined[url] = self._spawn(self._join(engine, url))
+            self.pending.pop(engine.url, None)
+            if not urls:
+                self.pending[engine.url] = "the name has no address"
+
+    async def _join(self, engine: Engine, url: str) -> None:
+        while True:
+            try:
+                instance = await self._identify(engine, url)
+                break
+            except EngineError as error:
+                if self.pending.get(url) != error.message:
+                    log.warning("%s has not joined: %s", url, error.message)
+                self.pending[url] = error.message
+            await asyncio.sleep(RETRY_S)
+        self.pending.pop(url, None)
+        self._engines.add(instance, self._adapters[instance.engine])
+        self._feed.add(instance, rates=engine.rates.rates() if engine.rates else None)
+
+    async def _identify(self, engine: Engine, url: str) -> Instance:
+        kind = await recognise(engine, url, self._adapters)
+        if kind not in self._adapters:  # "module:attr"
+            self._adapters[kind] = plugins.load(plugins.ADAPTERS, kind)()
+        if engine.model is not None:
+            return engine.instance(engine=kind, model=engine.model, url=url)
+        facts = await self._adapters[kind].inspect(engine.instance(engine=kind, model="", url=url))
+        name = engine.served or (facts.served[0] if facts.served else None)
+        if name is None:
+            raise EngineProtocolError("the engine lists no model")
+        return engine.instance(engine=kind, model=self._config.aliases.get(name, name), url=url)
+
+    async def leave(self, instance_id: str) -> None:
+        """No new requests; those that run go on until their connections close."""
+        self._feed.remove(instance_id)
+        self._checked.pop(instance_id, None)
+        self._found.pop(instance_id, None)
+        engine = self._engines.remove(instance_id)
+        if engine is not None:
+            self._spawn(engine.pool.aclose())
+
+    # --- models and their prompts
+
+    async def _refresh(self) -> None:
+        """Follows what the fleet learns: models and adapters to list, prompts to load, engines to compare with."""
+        while True:
+            for name, ranks in self._fleet.models().items():
+                known = [rank for rank in ranks if rank.facts.served]
+                if known and name not in self.prompts:
+                    await self._load_prompts(name, known[0].facts)
+            self._list_models()
+            for instance in self._fleet.instances():
+                await self._compare(instance)
+            await asyncio.sleep(REFRESH_S if self._shown else 0.05)
+
+    def _list_models(self) -> None:
+        shown = [
+            ServedModel(
+                name=name,
+                prompts=prompts,
+                aliases=self._config.model(name).aliases,
+                loras=tuple(sorted(self._fleet.loras(name))),
+                max_model_tokens=self._fleet.max_model_tokens(name),
+                created=self._created,
+            )
+            for name, prompts in self.prompts.items()
+        ]
+        if shown != self._shown:
+            self._models.replace(shown)
+            self._shown = shown
+
+    async def _load_prompts(self, name: str, facts: EngineFacts) -> None:
+        settings = self._config.model(name)
+        tokenizer = _tokenizer(settings, facts)
+        loop = asyncio.get_running_loop()
+        prompts = await loop.run_in_executor(self._executor, lambda: self._make_prompts(name, settings, tokenizer))
+        prompts.engine_tokenize = None if settings.tokenizer == "none" else lambda p, b: self._tokenize(name, p, b)
+        if tokenizer is None:
+            prompts.settle(Parity("DEGRADED", _no_tokenizer(settings)))
+        self.prompts[name] = prompts
+
+    def _make_prompts(self, name: str, settings: Model, tokenizer: str | None) -> ModelPrompts:
+        reading = self._config.prompt
+        return load_prompts(
+            name,
+            tokenizer=tokenizer,
+            secret=self._secret,
+            block_sizes=lambda: self._fleet.block_sizes(name),
+            executor=self._executor,
+            chat_template=settings.chat_template,
+            template_variables=settings.chat_template_kwargs,
+            limits=PromptLimits(
+                memo_bytes=int(reading.memo_bytes),
+                wait_s=reading.wait_ms / 1e3,
+                always=settings.tokenize == "always",
+            ),
+        )
+
+    async def _tokenize(self, model: str, path: str, body: Mapping[str, Any]) -> list[int]:
+        """By one of the model's engines, in turn."""
+        ready = [r for r in self._fleet.models().get(model, ()) if r.health is Health.READY and r.rank == 0]
+        if not ready:
+            raise EngineUnreachable("no engine of the model is ready")
+        instance = ready[next(self._turn) % len(ready)].instance
+        adapter: Adapter = self._adapters[instance.engine]
+        return await adapter.tokenize(instance, path, body)
+
+    # --- parity
+
+    async def _compare(self, instance: Instance) -> None:
+        """Our tokens with this engine's, once for each of its processes."""
+        rank = self._fleet.rank(instance.id, 0)
+        prompts = self.prompts.get(instance.model)
+        settings = self._config.model(instance.model)
+        if rank is None or prompts is None or rank.health is not Health.READY or prompts.dialect is None:
+            return
+        if settings.parity == "off":
+            if prompts.parity.state == "UNCHECKED" and prompts.parity.reason != _NOT_COMPARED.reason:
+                prompts.settle(_NOT_COMPARED)
+            return
+        if self._checked.get(instance.id, "") == rank.facts.boot_id and instance.id in self._checked:
+            return
+        self._checked[instance.id] = rank.facts.boot_id
+        await self._check(instance, prompts, settings)
+
+    async def _check(self, instance: Instance, prompts: ModelPrompts, settings: Model) -> None:
+        adapter: Adapter = self._adapters[instance.engine]
+        self._found[instance.id] = found = await check(prompts, lambda p, b: adapter.tokenize(instance, p, b))
+        members = {i.id for i in self._fleet.instances() if i.model == instance.model}
+        worst = next((p for i, p in self._found.items() if i in members and p.state == "DEGRADED"), None)
+        if worst is None:
+            return
+        if settings.parity == "warn":
+            prompts.settle(Parity("UNCHECKED", f"differs from an engine, and is kept by configuration: {worst.reason}"))
+        elif found.state != "DEGRADED":  # one engine of a mixed fleet agrees, another does not
+            prompts.settle(worst)
+
+    async def compare_again(self, model: str | None) -> list[dict[str, Any]]:
+        """The parity probe on demand: one row an engine."""
+        rows = []
+        for instance in self._fleet.instances():
+            prompts = self.prompts.get(instance.model)
+            if prompts is None or model not in (None, instance.model):
+                continue
+            await self._check(instance, prompts, self._config.model(instance.model))
+            rows.append({"instance": instance.id, "model": instance.model} | _parity_row(self._found[instance.id]))
+        return rows
+
+    def parity(self, model: str) -> dict[str, Any]:
+        """State of a model's prompts, and how they are read now."""
+        prompts = self.prompts[model]
+        return _parity_row(prompts.parity) | {"mode": prompts.mode}
+
+    # --- what answers tell
+
+    def observe(self, outcome: Outcome) -> None:
+        """Listener: an engine that never reports cached counts is named, with the flag to add."""
+        instance = outcome.instance
+        if instance is None or outcome.usage is None or not outcome.predicted_hit_tokens:
+            return
+        if outcome.usage.cached_tokens is not None:
+            self._unreported[instance] = -1
+            return
+        seen = self._unreported.get(instance, 0)
+        if seen < 0 or seen > UNREPORTED_ANSWERS:
+            return
+        self._unreported[instance] = seen + 1
+        if seen + 1 == UNREPORTED_ANSWERS:
+            self._warn_unreported(instance)
+
+    def _warn_unreported(self, instance_id: str) -> None:
+        rank = self._fleet.rank(instance_id, 0)
+        flag = REPORT_FLAGS.get(rank.instance.engine, "") if rank is not None else ""
+        mend = f": start it with {flag}" if flag else ""
+        log.warning("%s does not report cached tokens, so predicted hits cannot be checked%s", instance_id, mend)
+
+    # --- tasks
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a task of the roster ended: %s", type(error).__name__, exc_info=error)
+
+
+_NOT_COMPARED = Parity("UNCHECKED", "not compared, by configuration")
+
+
+def _tokenizer(settings: Model, facts: EngineFacts) -> str | None:
+    """As configured; else the engine's own files, where it runs on the same machine."""
+    if settings.tokenizer in ("engine", "none"):
+        return None
+    if settings.tokenizer is not None:
+        return str(settings.tokenizer)
+    files = Path(facts.model_path) if facts.model_path else None
+    return str(files) if files is not None and (files / "tokenizer.json").is_file() else None
+
+
+def _no_tokenizer(settings: Model) -> str:
+    if settings.tokenizer in ("engine", "none"):
+        return f"tokenizer: {settings.tokenizer}, by configuration"
+    return "no tokenizer files here: name the model's tokenizer in the configuration"
+
+
+def _parity_row(parity: Parity) -> dict[str, Any]:
+    row: dict[str, Any] = {"state": parity.state, "reason": parity.reason, "compared": parity.compared}
+    if parity.probe is not None:
+        row |= {"probe": parity.probe, "position": parity.position}
+    return row
+
+
+def unknown_names(config: Config, served: Collection[str]) -> list[str]:
+    """Models that are configured and that no engine serves."""
+    return [name for name in config.models if name != "*" and name not in served]

@@ -1,0 +1,396 @@
+"""The engines we know, rank by rank: what they are, how they are, and which of them can serve a request.
+
+A cache lives in a data-parallel rank, so a rank is what a request is placed on. Ranks behind one URL that requests
+cannot be steered to are placed on as one: the first stands for all of them (`Rank.peers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from math import inf
+from typing import Any, NamedTuple
+
+from router.core import Ask, EngineFacts, EventSource, HitRule, Instance, Load, Rates
+from router.routing.bookings import Booked
+from router.routing.confidence import Confidence
+from router.routing.learn import HitRecord, PrefillFactor, Recent
+from router.routing.slots import Slot
+
+ASSUMED_BLOCK_SIZE = 64
+"""For engines without events: it only has to cut what we believe we sent them, and every block costs time."""
+
+SUSPECT_S = 30.0
+"""How long a rank is avoided after it let a lease run out, while others can serve."""
+
+UNKNOWN_FACTS = EngineFacts(served=())
+
+
+class Health(StrEnum):
+    UNKNOWN = "unknown"  # not heard of yet
+    READY = "ready"
+    SLEEPING = "sleeping"
+    DOWN = "down"
+    DRAINING = "draining"  # being taken away by the operator or by discovery
+
+
+class Rank:
+    """All state we hold of one (instance, rank). Only `Fleet` changes what decides whether it can be routed to."""
+
+    __slots__ = (
+        "booked",
+        "caches",
+        "capacity_tokens",
+        "confidence",
+        "factor",
+        "facts",
+        "fits_tokens",
+        "has_events",
+        "health",
+        "hit_rule",
+        "hits",
+        "id",
+        "in_batch",
+        "instance",
+        "last_seq",
+        "load",
+        "peers",
+        "rank",
+        "reason",
+        "recent",
+        "restarted_at",
+        "shares_source",
+        "since",
+        "slot",
+        "slot_is_assumed",
+        "sources",
+        "suspect_until",
+        "suspicion",
+        "target",
+        "unconfirmed",
+    )
+
+    # Facts, of which `take` tells what they are.
+    instance: Instance
+    facts: EngineFacts
+    hit_rule: HitRule
+    caches: bool  # prefixes at all
+    sources: tuple[EventSource, ...]  # where its instance publishes KV events
+    shares_source: bool  # with its sibling ranks: only the batches tell whose they are
+    has_events: bool
+    capacity_tokens: int  # 0: unknown
+    fits_tokens: float  # the longest prompt it can serve
+
+    def __init__(self, instance: Instance, rank: int, *, rates: Rates, now: float) -> None:
+        self.id = f"{instance.id}/{rank}"
+        self.target = (instance.id, rank)
+        self.rank = rank
+        self.health = Health.UNKNOWN
+        self.reason = "not heard of yet"
+        self.since = now
+        self.suspect_until = -inf
+        self.suspicion = ""
+        self.load = Load(at=now)
+        self.peers: tuple[Rank, ...] = ()  # further ranks that a request sent here may end up on
+        self.booked: Booked[Any] = Booked()
+        self.recent = Recent()
+        self.factor = PrefillFactor(rates)
+        self.hits = HitRecord()
+        self.slot: Slot | None = None  # what it holds; the feed opens it
+        self.slot_is_assumed = False  # filled by what we send there, for want of events
+        self.confidence: Confidence | None = None  # comes with the slot
+        self.last_seq: int | None = None  # of the batch its slot stands at
+        self.in_batch = False  # the slot is somewhere after `last_seq`
+        self.unconfirmed = False  # the slot is a saved one, its engine has not yet shown that it goes on from there
+        self.restarted_at = -inf  # when its events showed a new process
+        self.take(instance, UNKNOWN_FACTS)
+
+    def take(self, instance: Instance, facts: EngineFacts) -> None:
+        """What the operator and the engine say, and what follows from it for every request."""
+        self.instance = instance
+        self.facts = facts
+        self.hit_rule = _in_whole_blocks(facts.hit_rule, facts.block_size or instance.block_size or 1)
+        self.caches = facts.prefix_caching is not False
+        self.sources = facts.sources if instance.events is None else instance.events
+        self.shares_source = facts.ranks > 1 and len(self.sources) == 1
+        self.has_events = self.shares_source or any(source.rank == self.rank for source in self.sources)
+        self.capacity_tokens = facts.capacity_tokens or instance.capacity_tokens or 0
+        self.fits_tokens = min(facts.max_model_tokens or inf, self.capacity_tokens or inf)
+
+    @property
+    def block_size(self) -> int:
+        """Of the keys it is looked up by: as its events show it, else as the operator or the engine says."""
+        slot = self.slot
+        if slot is not None and slot.block_size is not None:
+            return slot.block_size
+        told = self.facts.block_size if self.has_events else None
+        return told or self.instance.block_size or ASSUMED_BLOCK_SIZE
+
+    def served(self, lora: str | None) -> str:
+        """The engine's own name of what is asked for."""
+        if lora is not None:
+            return lora
+        return self.instance.served or (self.facts.served[0] if self.facts.served else self.instance.model)
+
+
+class Routable(NamedTuple):
+    """Who can serve a model as things stand, whatever the request."""
+
+    ranks: tuple[Rank, ...]
+    filtered: Mapping[str, str]  # rank id -> why not
+    fits_tokens: float  # prompts no longer than this fit every one of them
+
+
+class Fleet:
+    """Instances come and go at run time; everything here is cheap enough to be done between two requests."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, list[Rank]] = {}
+        self._routable: dict[tuple[str, str | None], Routable] = {}
+        self._sizes: dict[str, frozenset[int]] = {}
+        self._suspects: dict[str, Rank] = {}
+
+    def __iter__(self) -> Iterator[Rank]:
+        for ranks in self._members.values():
+            yield from ranks
+
+    def _changed(self) -> None:
+        self._routable.clear()
+        self._sizes.clear()
+
+    # --- instances
+
+    def add(self, instance: Instance, *, now: float, rates: Rates | None = None) -> None:
+        """Makes an instance known. One that is known keeps its ranks, unless its URL or its model changed."""
+        known = self._members.get(instance.id)
+        if known and (known[0].instance.url, known[0].instance.model) == (instance.url, instance.model):
+            for rank in known:
+                rank.take(instance, rank.facts)
+        else:
+            self._members[instance.id] = [Rank(instance, 0, rates=rates or Rates(), now=now)]
+        self._changed()
+
+    def remove(self, instance_id: str) -> Sequence[Rank]:
+        """Forgets an instance; returns its ranks, whose slots are the caller's to close. Bookings end by themselves."""
+        self._changed()
+        ranks = self._members.pop(instance_id, [])
+        for rank in ranks:
+            self._suspects.pop(rank.id, None)
+        return ranks
+
+    def instances(self) -> list[Instance]:
+        return [ranks[0].instance for ranks in self._members.values()]
+
+    def ranks(self, instance_id: str) -> Sequence[Rank]:
+        return tuple(self._members.get(instance_id, ()))
+
+    def rank(self, instance_id: str, rank: int) -> Rank | None:
+        ranks = self._members.get(instance_id, ())
+        return ranks[rank] if 0 <= rank < len(ranks) else None
+
+    def learn(self, instance_id: str, facts: EngineFacts, *, now: float) -> Sequence[Rank]:
+        """Takes over what the engine says it is. Returns ranks that it no longer has."""
+        ranks = self._members[instance_id]
+        count = max(1, facts.ranks)
+        for number in range(len(ranks), count):
+            ranks.append(self._sibling(ranks[0], number, now))
+        gone = ranks[count:]
+        del ranks[count:]
+        for rank in ranks:
+            rank.take(rank.instance, facts)
+            rank.peers = ()
+        if not facts.rank_targeting:
+            ranks[0].peers = tuple(ranks[1:])
+        self._changed()
+        return gone
+
+    def _sibling(self, first: Rank, number: int, now: float) -> Rank:
+        rank = Rank(first.instance, number, rates=first.factor.prior, now=now)
+        rank.health, rank.reason = first.health, first.reason
+        return rank
+
+    # --- health and load
+
+    def set_health(self, instance_id: str, health: Health, reason: str, *, now: float, rank: int | None = None) -> bool:
+        """Whether its health changed. A draining instance stays so until `undrain`, or until it is removed."""
+        changed = False
+        self._sizes.clear()
+        for each in self._members.get(instance_id, ()):
+            if each.health is not Health.DRAINING and rank in (None, each.rank):
+                changed = changed or each.health is not health
+                if each.health is not health:
+                    each.since = now
+                each.health, each.reason = health, reason
+        if changed:
+            self._changed()
+        return changed
+
+    def undrain(self, instance_id: str, *, now: float) -> None:
+        for rank in self._members.get(instance_id, ()):
+            if rank.health is Health.DRAINING:
+                rank.health, rank.reason, rank.since = Health.UNKNOWN, "not heard of since it drained", now
+        self._changed()
+
+    def suspect(self, rank: Rank, reason: str, *, now: float, for_s: float = SUSPECT_S) -> None:
+        """Avoid `rank` for a while, as long as others can serve: it took a request and gave no sign of life."""
+        if self.rank(rank.instance.id, rank.rank) is rank:
+            rank.suspect_until = now + for_s
+            rank.suspicion = reason
+            self._suspects[rank.id] = rank
+
+    def trust(self, rank: Rank) -> None:
+        """It has answered."""
+        if self._suspects:
+            self._suspects.pop(rank.id, None)
+
+    # --- who can serve
+
+    def candidates(self, ask: Ask, *, now: float) -> tuple[Sequence[Rank], Mapping[str, str]]:
+        """The ranks a request may go to, and why the others not. Empty: nobody can serve it now.
+
+        A prompt that fits nobody, and a fleet of nothing but suspects, go to all: the engine's own answer is better
+        than one of ours.
+        """
+        routable = self._routable.get((ask.model, ask.lora)) or self._find(ask.model, ask.lora)
+        if not ask.exclude and not self._suspects and ask.prompt.tokens <= routable.fits_tokens:
+            return routable.ranks, routable.filtered
+        filtered = dict(routable.filtered)
+        excluded = {rank.id: "tried before" for rank in routable.ranks if rank.instance.id in ask.exclude}
+        filtered |= excluded
+        ranks: Sequence[Rank] = [rank for rank in routable.ranks if rank.id not in excluded]
+        tokens = ask.prompt.tokens
+        ranks = _prefer(ranks, lambda r: f"{tokens} tokens do not fit" if tokens > r.fits_tokens else "", filtered)
+        if self._suspects:
+            ranks = _prefer(ranks, lambda r: self._suspicion(r, now), filtered)
+        return ranks, filtered
+
+    def _suspicion(self, rank: Rank, now: float) -> str:
+        if rank.id not in self._suspects:
+            return ""
+        if now >= rank.suspect_until:  # one more chance: if it lets that down too, it is suspected anew
+            del self._suspects[rank.id]
+            return ""
+        return rank.suspicion
+
+    def _find(self, model: str, lora: str | None) -> Routable:
+        filtered: dict[str, str] = {}
+        ranks: list[Rank] = []
+        for members in self._members.values():
+            if members[0].instance.model != model:
+                continue
+            for rank in members[:1] if members[0].peers else members:
+                reason = _unfit(rank, lora)
+                if reason:
+                    filtered[rank.id] = reason
+                else:
+                    ranks.append(rank)
+        found = Routable(tuple(ranks), filtered, min([rank.fits_tokens for rank in ranks], default=inf))
+        if ranks:  # else the name may be anything a client sent
+            self._routable[model, lora] = found
+        return found
+
+    # --- names
+
+    def resolve(self, name: str) -> tuple[str, str | None] | None:
+        """(public model, LoRA) for a public model name or the name of an engine's adapter. None: nobody knows it."""
+        lora_of: str | None = None
+        for ranks in self._members.values():
+            if ranks[0].instance.model == name:
+                return name, None
+            if name in ranks[0].facts.loras:
+                lora_of = ranks[0].instance.model
+        return None if lora_of is None else (lora_of, name)
+
+    def models(self) -> dict[str, list[Rank]]:
+        """Public name -> the ranks declared for it, whatever their health."""
+        models: dict[str, list[Rank]] = {}
+        for rank in self:
+            models.setdefault(rank.instance.model, []).append(rank)
+        return models
+
+    def loras(self, model: str) -> frozenset[str]:
+        return frozenset(lora for rank in self if rank.instance.model == model for lora in rank.facts.loras)
+
+    def max_model_tokens(self, model: str) -> int | None:
+        """The longest context any engine of the model offers."""
+        lengths = [rank.facts.max_model_tokens for rank in self if rank.instance.model == model]
+        return max([length for length in lengths if length], default=None)
+
+    def block_sizes(self, model: str) -> frozenset[int]:
+        """Those that keys are needed for. Asked for every request; what events show is taken up with the next poll."""
+        sizes = self._sizes.get(model)
+        if sizes is None:
+            sizes = frozenset(rank.block_size for rank in self if rank.instance.model == model)
+            if sizes:
+                self._sizes[model] = sizes
+        return sizes
+
+    # --- the live view
+
+    def rows(self, now: float) -> list[dict[str, Any]]:
+        """One row a rank, as `core.Live.fleet` gives it."""
+        return [self._row(rank, now) for rank in self]
+
+    def _row(self, rank: Rank, now: float) -> dict[str, Any]:
+        suspicion = self._suspicion(rank, now) if self._suspects else ""
+        return {
+            "instance": rank.instance.id,
+            "rank": rank.rank,
+            "model": rank.instance.model,
+            "served": rank.served(None),
+            "engine": rank.instance.engine,
+            "version": rank.facts.version,
+            "health": rank.health.value,
+            "reason": suspicion or rank.reason,
+            "suspect": bool(suspicion),
+            "since_s": round(now - rank.since, 1),
+            "running": rank.load.running,
+            "waiting": rank.load.waiting,
+            "kv_usage": rank.load.kv_usage,
+            "load_age_s": round(now - rank.load.at, 1),
+            "capacity_tokens": rank.capacity_tokens,
+            "block_size": rank.block_size,
+            "booked_requests": rank.booked.requests,
+            "booked_prefills": len(rank.booked.prefills),
+            "booked_prefill_ms": round(rank.booked.prefill_ms(now), 1),
+            "booked_kv_tokens": rank.booked.kv_tokens,
+            "index_blocks": rank.slot.blocks if rank.slot is not None else 0,
+            "last_seq": rank.last_seq,
+            "events": rank.has_events,
+            "confidence": round(rank.confidence.value, 3) if rank.confidence is not None else 0.0,
+            "doubts": rank.confidence.reasons() if rank.confidence is not None else [],
+            "prefill_factor": round(rank.factor.value, 3),
+            "answers": rank.hits.answers,
+            "predicted_hit_tokens": rank.hits.predicted_tokens,
+            "delivered_hit_tokens": rank.hits.delivered_tokens,
+            "notes": list(rank.facts.notes),
+            "labels": dict(rank.instance.labels),
+        }
+
+
+def _in_whole_blocks(rule: HitRule, block_size: int) -> HitRule:
+    """A cache of blocks is hit in whole blocks, whether or not the adapter says so."""
+    if rule.alignment_tokens >= block_size:
+        return rule
+    return HitRule(block_size, rule.drop_tokens, rule.minimum_tokens)
+
+
+def _unfit(rank: Rank, lora: str | None) -> str:
+    """Why a rank cannot be routed to; empty if it can."""
+    if rank.health is not Health.READY:
+        return f"{rank.health.value}: {rank.reason}" if rank.reason else rank.health.value
+    name = rank.served(lora)
+    if lora is not None and lora not in rank.facts.loras:
+        return f"does not serve the adapter {lora!r}"
+    if lora is None and rank.facts.served and name not in rank.facts.served:
+        return f"does not serve {name!r}"
+    return ""
+
+
+def _prefer(ranks: Sequence[Rank], objection: Callable[[Rank], str], filtered: dict[str, str]) -> Sequence[Rank]:
+    """Those nothing is said against; all, if something is said against everyone."""
+    objections = {rank.id: reason for rank in ranks if (reason := objection(rank))}
+    if not objections or len(objections) == len(ranks):
+        return ranks
+    filtered |= objections
+    return [rank for rank in ranks if rank.id not in objections]

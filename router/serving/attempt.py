@@ -1,0 +1,268 @@
+"""One attempt at an answer: what an engine says, on its way to the client.
+
+    head ── other than 200 ────────────> gathered; an error in the client's dialect
+         ── 200, text/event-stream ────> relayed event by event (`sse.py`)
+         ── 200, anything else ────────> gathered and sent whole; past a bound, passed on as it comes
+
+An answer that has begun is never begun again, and a broken one never ends as if whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import Callable
+from typing import Protocol
+
+import zstandard
+
+from router.core import Usage
+from router.errors import EngineError, EngineProtocolError, WarmrouteError
+from router.serving.deadlines import Deadlines
+from router.serving.encoding import Decoder, response_decoder
+from router.serving.engines import Exchange
+from router.serving.openai_errors import engine_answer_error, in_band_error
+from router.serving.reply import JSON, Header, Reply
+from router.serving.sse import SseRelay
+from router.serving.usage import find_usage, usage_of_answer
+
+_WHOLE_BYTES = 8 << 20  # an answer larger than this is not gathered
+_ERROR_BYTES = 64 * 1024  # nobody needs more of an engine's error
+_USAGE_TAIL_BYTES = 64 * 1024  # where the usage of an answer that was not gathered is looked for
+
+
+class Answer(Protocol):
+    """What is left to write once the outcome is known."""
+
+    def deliver(self, reply: Reply) -> None: ...
+
+
+class WholeAnswer:
+    __slots__ = ("_body", "_content_type", "_usage")
+
+    def __init__(self, content_type: Header, body: bytes, usage: Usage | None) -> None:
+        self._content_type = content_type
+        self._body = body
+        self._usage = usage
+
+    def deliver(self, reply: Reply) -> None:
+        usage = self._usage
+        if usage is not None and usage.cached_tokens is not None:
+            reply.receipt = (*reply.receipt, (b"x-warmroute-cached-tokens", b"%d" % usage.cached_tokens))
+        reply.whole(200, self._content_type, self._body)
+
+
+class StreamEnd:
+    """The end of a stream that has been passed on: its last event, which the client takes for the end."""
+
+    __slots__ = ("_tail",)
+
+    def __init__(self, tail: bytes = b"") -> None:
+        self._tail = tail
+
+    def deliver(self, reply: Reply) -> None:
+        if not reply.started:  # an engine may say nothing but [DONE]
+            reply.start()
+        reply.finish(self._tail)
+
+
+class Attempt:
+    """Receives an engine's answer (`router/http` calls it). `answer` ends it: an Answer, or a WarmrouteError.
+
+    first_token_at  monotonic time of a stream's first token
+    events          whole events the client was sent
+    usage           the engine's own count, as far as it came
+    """
+
+    __slots__ = (
+        "_content_type", "_deadlines", "_decoder", "_exchange", "_gathered", "_on_first_token", "_passing", "_relay",
+        "_reply", "_retry_after", "_size", "_status", "_usage", "answer", "first_token_at",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        reply: Reply,
+        relay: SseRelay,
+        *,
+        answer: asyncio.Future[Answer],
+        on_first_token: Callable[[], None],
+        deadlines: Deadlines,
+    ) -> None:
+        self.answer = answer
+        self.first_token_at: float | None = None
+        self._reply = reply
+        self._on_first_token = on_first_token
+        self._deadlines = deadlines
+        self._exchange: Exchange | None = None
+        self._status = 0
+        self._content_type = JSON
+        self._retry_after: bytes | None = None
+        self._decoder: Decoder | None = None
+        self._relay = relay
+        self._passing = False  # the answer is an event stream
+        self._gathered: list[bytes] = []
+        self._size = 0
+        self._usage: Usage | None = None
+
+    @property
+    def usage(self) -> Usage | None:
+        return self._usage or self._relay.usage
+
+    @property
+    def events(self) -> int:
+        return self._relay.events
+
+    @property
+    def inside(self) -> bool:
+        """The client has part of an event."""
+        return self._relay.inside
+
+    @property
+    def in_events(self) -> bool:
+        """The client is being sent events, so that an error can be said as one."""
+        return self._passing
+
+    def begin(self, exchange: Exchange) -> None:
+        """A client that reads slowly makes the engine's connection wait, so that nothing piles up here."""
+        self._exchange = exchange
+        responder = self._reply.responder
+        responder.on_pause, responder.on_resume = exchange.pause, exchange.resume
+
+    def cancel(self, error: EngineError | None = None) -> None:
+        """Free the engine at once. `error`: why, for whoever waits for the answer."""
+        self._deadlines.clear(self)
+        if self._exchange is not None:
+            self._exchange.cancel()
+        if error is not None:
+            self._fail(error)
+
+    # -- the engine's connection
+
+    def on_head(self, status: int, headers: list[Header]) -> None:
+        self._status = status
+        coding = b""
+        for name, value in headers:
+            if name == b"content-type":
+                self._content_type = (name, value)
+            elif name == b"content-encoding":
+                coding = value
+            elif name == b"retry-after":
+                self._retry_after = value
+        self._passing = status == 200 and self._content_type[1].startswith(b"text/event-stream")
+        if coding:
+            self._decode(coding)
+
+    def on_data(self, data: bytes) -> None:
+        if self._decoder is not None:
+            try:
+                data = self._decoder.decompress(data)
+            except (zlib.error, zstandard.ZstdError) as error:
+                self.cancel(EngineProtocolError("The engine's compressed answer is corrupt.", detail=repr(error)))
+                return
+        if self._passing:
+            self._relay_events(data)
+        else:
+            self._gather(data)
+
+    def on_end(self) -> None:
+        self._deadlines.clear(self)
+        if self.answer.done():
+            return
+        if not self._passing:
+            self._end_whole()
+            return
+        rest = self._relay.end()
+        if rest:
+            self._pass_on(rest)
+        self._end_of_stream(EngineProtocolError("The engine's answer ended early."))
+
+    def on_error(self, error: EngineError) -> None:
+        self._deadlines.clear(self)
+        if self._passing:
+            self._end_of_stream(error)
+        else:
+            self._fail(error)
+
+    # -- an event stream
+
+    def _relay_events(self, data: bytes) -> None:
+        relay = self._relay
+        passed = relay.feed(data)
+        if self.first_token_at is None and relay.first_token:
+            self.first_token_at = time.monotonic()
+            self._deadlines.clear(self)
+            self._on_first_token()
+        if passed:
+            self._pass_on(passed)
+        if relay.done or relay.error is not None:
+            self._ended_by_engine()
+
+    def _pass_on(self, events: bytes) -> None:
+        reply = self._reply
+        if not reply.started:
+            reply.start()
+        reply.write(events)
+
+    def _ended_by_engine(self) -> None:
+        if self.answer.done():
+            return
+        error = self._relay.error
+        if error is not None:
+            self.cancel()
+            self._fail(in_band_error(error))
+        else:
+            self._deadlines.set_drain(self)
+            self.answer.set_result(StreamEnd(self._relay.tail))
+
+    def _end_of_stream(self, error: EngineError) -> None:
+        """The engine's connection has no more; `error` unless the answer was whole before."""
+        if self.answer.done():
+            return
+        if self._relay.complete:
+            self.answer.set_result(StreamEnd(self._relay.tail))
+        elif self._relay.error is not None:
+            self._fail(in_band_error(self._relay.error))
+        else:
+            self._fail(error)
+
+    # -- a whole answer
+
+    def _gather(self, data: bytes) -> None:
+        if not self._size:
+            self._deadlines.clear(self)
+        self._size += len(data)
+        if self._reply.started:
+            self._reply.write(data)
+            self._gathered = [b"".join((*self._gathered, data))[-_USAGE_TAIL_BYTES:]]
+        elif self._status == 200 or self._size <= _ERROR_BYTES:
+            self._gathered.append(data)
+            if self._size > _WHOLE_BYTES:
+                self._stop_gathering()
+
+    def _stop_gathering(self) -> None:
+        body = b"".join(self._gathered)
+        self._reply.start(self._content_type)
+        self._reply.write(body)
+        self._gathered = [body[-_USAGE_TAIL_BYTES:]]
+
+    def _end_whole(self) -> None:
+        body = b"".join(self._gathered)
+        if self._status != 200:
+            self._fail(engine_answer_error(self._status, body, self._retry_after))
+        elif self._reply.started:
+            self._usage = find_usage(body)
+            self.answer.set_result(StreamEnd())
+        else:
+            self._usage = usage_of_answer(body)
+            self.answer.set_result(WholeAnswer(self._content_type, body, self._usage))
+
+    def _decode(self, coding: bytes) -> None:
+        try:
+            self._decoder = response_decoder(coding)
+        except EngineProtocolError as error:
+            self.cancel(error)
+
+    def _fail(self, error: WarmrouteError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)

@@ -1,0 +1,152 @@
+"""What a client asks for: a completion request, read as far as the gateway needs it and no further.
+
+Only what is needed is checked: a JSON object, a model that exists. Everything else is the engine's call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import orjson
+
+from router.core import Ask, Prompt
+from router.errors import BadRequest, BodyTooLarge
+from router.serving.encoding import decode_body
+from router.serving.models import Models, Named
+from router.serving.splice import splice, value_of
+
+Header = tuple[bytes, bytes]
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
+_KEPT = frozenset((b"traceparent", b"tracestate"))
+_SESSION_HEADERS = (
+    b"x-session-id", b"x-litellm-session-id", b"x-session-affinity", b"x-claude-code-session-id",
+    b"session-id", b"session_id", b"thread-id", b"conversation_id",
+)  # fmt: skip
+"""Where clients already say which conversation a request belongs to; the first that is there counts."""
+
+_READ = frozenset((b"content-encoding", *_SESSION_HEADERS)) | _KEPT
+
+
+class HttpRequest(Protocol):
+    """The parts of `router/http` requests that are read here."""
+
+    @property
+    def headers(self) -> list[Header]: ...
+    @property
+    def body(self) -> bytes: ...
+
+
+class Call:
+    """One request. `body` is the client's, decoded of any content coding; `fields` is what a parser makes of it."""
+
+    __slots__ = ("body", "choices", "fields", "named", "path", "session", "stream", "trace", "wants_usage")
+
+    def __init__(self, path: str, body: bytes, *, headers: Mapping[bytes, bytes], models: Models) -> None:
+        """Raises BadRequest and UnknownModel."""
+        self.path = path
+        self.body = body
+        self.fields = fields = parse_body(body)
+        self.named: Named = models.resolve(fields.get("model"))
+        self.stream: bool = fields.get("stream") is True
+        self.wants_usage = _wants_usage(fields.get("stream_options"))
+        self.choices = _choices(path, fields)
+        self.session = _session(headers, fields)
+        self.trace: list[Header] = [(name, headers[name]) for name in _KEPT if name in headers]
+
+    def ask(self, request_id: str, prompt: Prompt, *, exclude: tuple[str, ...] = ()) -> Ask:
+        fields = self.fields
+        limit = fields.get("max_completion_tokens", fields.get("max_tokens"))
+        return Ask(
+            request_id=request_id,
+            model=self.named.model.name,
+            prompt=prompt,
+            lora=self.named.lora,
+            session=self.session,
+            stream=self.stream,
+            choices=self.choices,
+            max_output_tokens=limit if type(limit) is int and limit >= 0 else None,
+            exclude=exclude,
+        )
+
+    def upstream_body(self, served: str, rank_fields: Mapping[str, bytes]) -> bytes:
+        """The body for an engine that knows the model as `served`: the client's bytes with the fields we own."""
+        owned = dict(rank_fields)
+        if self.fields.get("model") != served:
+            owned["model"] = orjson.dumps(served)
+        if self.stream and not self.wants_usage:
+            owned["stream_options"] = self._stream_options()
+        return splice(self.body, owned, present=self.fields)
+
+    def _stream_options(self) -> bytes:
+        """The client's other options stay; usage is asked for, since nothing can be accounted for without it."""
+        options = value_of(self.body, "stream_options") if self.fields.get("stream_options") else None
+        return splice(options or b"{}", {"include_usage": b"true"})
+
+
+async def read_call(request: HttpRequest, path: str, *, models: Models, body_limit: int) -> Call:
+    """Raises ClientError for what cannot be served."""
+    headers: dict[bytes, bytes] = {}
+    for name, value in request.headers:
+        if name in _READ:
+            headers.setdefault(name, value)
+    body, coding = request.body, headers.get(b"content-encoding")
+    if coding is not None:
+        body = await decode_body(body, coding, limit=body_limit)
+    if len(body) > body_limit:
+        raise BodyTooLarge(f"The request body is larger than {body_limit} bytes.")
+    return Call(path, body, headers=headers, models=models)
+
+
+def parse_body(body: bytes) -> dict[str, Any]:
+    """A lone surrogate escape, which orjson refuses, is accepted: the bytes are relayed and the engine decides."""
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        fields = _parse_leniently(body)
+    if not isinstance(fields, dict):
+        raise BadRequest("The request body must be a JSON object.", code="invalid_json")
+    return fields
+
+
+def _parse_leniently(body: bytes) -> Any:
+    try:
+        return json.loads(body.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise BadRequest("The request body is not valid UTF-8.", code="invalid_unicode") from error
+    except (ValueError, RecursionError) as error:
+        raise BadRequest("The request body is not valid JSON.", code="invalid_json") from error
+
+
+def _wants_usage(options: object) -> bool:
+    """Whether the client asked for usage in its stream.
+
+    Anything but false, null or absent counts as asked, and is left to the engine to accept or refuse.
+    """
+    if options is None:
+        return False
+    return not isinstance(options, dict) or options.get("include_usage") not in (None, False)
+
+
+def _choices(path: str, fields: Mapping[str, Any]) -> int:
+    """How many choices the answer has: n, times the prompts of a batch."""
+    n = fields.get("n")
+    choices = n if type(n) is int and n > 0 else 1
+    prompt = fields.get("prompt") if path == COMPLETIONS else None
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        choices *= len(prompt)
+    return choices
+
+
+def _session(headers: Mapping[bytes, bytes], fields: Mapping[str, Any]) -> str | None:
+    for name in _SESSION_HEADERS:
+        if name in headers:
+            return headers[name].decode("latin-1")
+    key = fields.get("prompt_cache_key")
+    if key is None and isinstance(metadata := fields.get("metadata"), dict):
+        key = metadata.get("session_id")
+    return key if isinstance(key, str) and key else None

@@ -1,0 +1,152 @@
+"""HTTP in, HTTP out: the routes of the inference API, and what goes with every answer.
+
+POST /v1/chat/completions   POST /v1/completions   GET /v1/models   GET /v1/models/{id}   (all without /v1, too)
+GET  /healthz               GET  /readyz
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+from urllib.parse import unquote
+
+from router.errors import MethodNotAllowed, UnknownRoute, WarmrouteError
+from router.http.messages import Request
+from router.serving.call import CHAT, COMPLETIONS
+from router.serving.gateway import Gateway
+from router.serving.models import Models
+from router.serving.reply import Header, Reply, Responder
+
+Readiness = Callable[[], Awaitable[Mapping[str, Any]]]
+"""`core.Live.readiness`: {"ready": bool, …per model}."""
+
+_SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}").fullmatch
+_MODELS = "/v1/models/"
+_EXPOSED = b"x-request-id, retry-after, x-warmroute-predicted-tokens, x-warmroute-cached-tokens, x-warmroute-instance"
+_PREFLIGHT: tuple[Header, ...] = (
+    (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+    (b"access-control-max-age", b"600"),
+)
+
+
+class Edge:
+    """The handler of the HTTP server: called once for each whole request, on the loop.
+
+    `origins`: the browser origins that may call, `"*"` for any; none by default.
+    """
+
+    def __init__(self, gateway: Gateway, models: Models, *, readiness: Readiness, origins: Iterable[str] = ()) -> None:
+        self._gateway = gateway
+        self._models = models
+        self._readiness = readiness
+        self._origins = frozenset(origin.encode() for origin in origins)
+        self._ids = map(f"{secrets.token_hex(6)}{{:08x}}".format, itertools.count(1))
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._routes: dict[str, tuple[str, Callable[[Request, Reply], None]]] = {
+            "/healthz": ("GET", self._healthz),
+            "/readyz": ("GET", self._readyz),
+        }
+        for prefix in ("/v1", ""):
+            self._routes[prefix + "/chat/completions"] = ("POST", partial(self._complete, CHAT))
+            self._routes[prefix + "/completions"] = ("POST", partial(self._complete, COMPLETIONS))
+            self._routes[prefix + "/models"] = ("GET", self._list_models)
+
+    @property
+    def running(self) -> int:
+        """Requests that have not ended."""
+        return len(self._tasks)
+
+    def __call__(self, request: Request, responder: Responder) -> None:
+        reply = self._reply(request, responder)
+        try:
+            self._route(request, reply)
+        except WarmrouteError as error:
+            reply.fail(error)
+
+    def _route(self, request: Request, reply: Reply) -> None:
+        method = request.method
+        known, handler = self._routes.get(request.path) or self._route_of_card(request.path)
+        if method == known or (method == "HEAD" and known == "GET"):
+            handler(request, reply)
+        elif method == "OPTIONS":
+            self._preflight(request, reply)
+        else:
+            raise MethodNotAllowed(f"Use {known} for this route.")
+
+    def _route_of_card(self, path: str) -> tuple[str, Callable[[Request, Reply], None]]:
+        full = path if path.startswith("/v1/") else "/v1" + path
+        if not full.startswith(_MODELS):
+            raise UnknownRoute("There is no such route.")
+        return "GET", partial(self._show_model, unquote(full.removeprefix(_MODELS)))
+
+    def _reply(self, request: Request, responder: Responder) -> Reply:
+        """An id that a client brings is the one it will ask about, so it is kept if it is sane; engines get our own."""
+        own = next(self._ids)
+        theirs = origin = None
+        for name, value in request.headers:
+            if name == b"x-request-id":
+                theirs = value
+            elif name == b"origin":
+                origin = value
+        upstream_id = own.encode()
+        shown = upstream_id
+        if theirs is not None and _SANE_ID(theirs):
+            shown, upstream_id = theirs, b"%b-%b" % (upstream_id, theirs)
+        headers = [(b"x-request-id", shown)]
+        if origin is not None and self._origins:
+            headers += self._cors(origin)
+        return Reply(responder, headers, request_id=shown.decode(), upstream_id=upstream_id)
+
+    def _cors(self, origin: bytes) -> tuple[Header, ...]:
+        vary = (b"vary", b"origin")
+        if origin not in self._origins and b"*" not in self._origins:
+            return (vary,)
+        return (vary, (b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED))
+
+    # -- routes
+
+    def _complete(self, path: str, request: Request, reply: Reply) -> None:
+        self._run(self._gateway.complete(request, reply, path), reply)
+
+    def _list_models(self, request: Request, reply: Reply) -> None:
+        reply.json(self._models.listing())
+
+    def _show_model(self, name: str, request: Request, reply: Reply) -> None:
+        reply.json(self._models.card(name))
+
+    def _healthz(self, request: Request, reply: Reply) -> None:
+        reply.json({"status": "ok"})
+
+    def _readyz(self, request: Request, reply: Reply) -> None:
+        self._run(self._say_readiness(reply), reply)
+
+    async def _say_readiness(self, reply: Reply) -> None:
+        state = await self._readiness()
+        reply.json(dict(state), status=200 if state["ready"] else 503)
+
+    def _preflight(self, request: Request, reply: Reply) -> None:
+        asked = request.header(b"access-control-request-headers")
+        if any(name == b"access-control-allow-origin" for name, _ in reply.headers):
+            reply.headers += _PREFLIGHT
+            if asked is not None:
+                reply.headers.append((b"access-control-allow-headers", asked))
+        reply.empty(204)
+
+    # -- tasks
+
+    def _run(self, work: Any, reply: Reply) -> None:
+        """A task of ours until it ends; a client that leaves ends it."""
+        task: asyncio.Task[None] = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        reply.responder.on_gone = partial(_cancel, task)
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()

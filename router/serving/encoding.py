@@ -1,0 +1,111 @@
+"""Content codings (RFC 9110 §8.4.1; zstd: RFC 8878): compressed bodies of clients, compressed answers of engines.
+
+A bound on the decoded size holds while decoding, so that a small body cannot unfold into a large one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import zlib
+from typing import Protocol
+
+import zstandard
+
+from router.errors import BadRequest, BodyTooLarge, EngineProtocolError, UnsupportedEncoding
+
+SUPPORTED = "gzip, deflate, zstd"
+_ON_LOOP_BYTES = 256 * 1024  # unfolds in well under a millisecond; more goes to a thread
+_WINDOW_BYTES = 8 << 20  # what RFC 8878 asks decoders to support; a larger window is a claim on our memory
+_GZIP, _ZLIB, _RAW = 31, 15, -15  # zlib's wbits
+
+
+class Decoder(Protocol):
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+async def decode_body(body: bytes, coding: bytes, *, limit: int) -> bytes:
+    """A request body without its content coding, at most `limit` bytes of it.
+
+    Raises UnsupportedEncoding, BodyTooLarge, and BadRequest where the data is corrupt or cut short.
+    """
+    name = _name(coding)
+    if name == "identity":
+        return body
+    if name not in ("gzip", "deflate", "zstd"):
+        raise UnsupportedEncoding(f"Content-Encoding is not supported; use one of {SUPPORTED}.")
+    if len(body) <= _ON_LOOP_BYTES:
+        small = _decoded(body, name, min(limit, _ON_LOOP_BYTES))
+        if small is not None:
+            return small
+    whole = await asyncio.to_thread(_decoded, body, name, limit)
+    if whole is None:
+        raise BodyTooLarge(f"The decoded request body is larger than {limit} bytes.")
+    return whole
+
+
+def response_decoder(coding: bytes) -> Decoder | None:
+    """Unfolds an engine's answer piece by piece; None for identity. We never ask for a coding, but proxies add them."""
+    name = _name(coding)
+    if name == "identity":
+        return None
+    if name in ("gzip", "deflate"):
+        return zlib.decompressobj(_GZIP if name == "gzip" else _ZLIB)
+    if name == "zstd":
+        return zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES).decompressobj()
+    raise EngineProtocolError("The engine answered in a content coding that was not asked for.")
+
+
+def _name(coding: bytes) -> str:
+    name = coding.decode("latin-1").strip().lower()
+    return {"": "identity", "x-gzip": "gzip"}.get(name, name)
+
+
+def _decoded(body: bytes, name: str, limit: int) -> bytes | None:
+    """None: more than `limit` bytes would come out."""
+    try:
+        decoded = _zstd(body, limit) if name == "zstd" else _zlib(body, name, limit)
+    except (zlib.error, zstandard.ZstdError, EOFError) as error:
+        raise BadRequest("The compressed request body is corrupt.", code="invalid_body") from error
+    return decoded if len(decoded) <= limit else None
+
+
+def _zlib(body: bytes, name: str, limit: int) -> bytes:
+    if name == "gzip":
+        return _members(body, _GZIP, limit)
+    try:
+        return _members(body, _ZLIB, limit)
+    except zlib.error:  # "deflate" means zlib's format, but some clients send it bare
+        return _members(body, _RAW, limit)
+
+
+def _members(body: bytes, wbits: int, limit: int) -> bytes:
+    """One gzip file may be several, one after the other. Reads at most one byte past `limit`."""
+    decoded = b""
+    while True:
+        member = zlib.decompressobj(wbits)
+        decoded += member.decompress(body, limit + 1 - len(decoded))
+        if len(decoded) > limit:
+            return decoded
+        if not member.eof:
+            raise EOFError("cut short")
+        body = member.unused_data
+        if wbits != _GZIP or not body:
+            return decoded
+
+
+def _zstd(body: bytes, limit: int) -> bytes:
+    reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES).stream_reader(
+        io.BytesIO(body), read_across_frames=True
+    )
+    decoded = reader.read(limit + 1)
+    if len(decoded) <= limit and not _ends_whole(body):
+        raise EOFError("cut short")
+    return decoded
+
+
+def _ends_whole(body: bytes) -> bool:
+    """stream_reader takes a cut frame for an end, so the frame is asked whether it has seen its own."""
+    frame = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES).decompressobj()
+    frame.decompress(body)
+    return frame.eof

@@ -1,0 +1,211 @@
+"""The life of a request, top to bottom."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from router.core import Booking, DeliveredSource, Finish, Outcome, Placement, Prompt
+from router.errors import ClientError, EngineUnreachable, NoEngine, WarmrouteError
+from router.serving.attempt import Answer, Attempt
+from router.serving.call import Call, HttpRequest, read_call
+from router.serving.models import Models
+from router.serving.openai_errors import class_of
+from router.serving.proxy import Proxy
+from router.serving.reply import Header, Reply
+
+_log = logging.getLogger(__name__)
+_UNKNOWN_MODEL = "unknown"  # what a client made up never becomes a label
+
+Listener = Callable[[Outcome], None]
+
+
+class Passage:
+    """What has become of one request so far; at its end, its Outcome."""
+
+    __slots__ = ("_clock", "attempt", "attempts", "began", "booking", "call", "prompt", "queue_s", "started_at")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.began = clock()
+        self.started_at = time.time()
+        self.call: Call | None = None
+        self.prompt: Prompt | None = None
+        self.booking: Booking | None = None
+        self.attempt: Attempt | None = None
+        self.attempts = 0
+        self.queue_s = 0.0
+
+    def outcome(self, reply: Reply, *, status: int, finish: Finish, error: str = "") -> Outcome:
+        call, booking, attempt = self.call, self.booking, self.attempt
+        usage = attempt.usage if attempt is not None else None
+        ttft_s = attempt.first_token_at - self.began if attempt is not None and attempt.first_token_at else None
+        cached = usage.cached_tokens if usage is not None else None
+        source: DeliveredSource = "usage" if cached is not None else "none"
+        return Outcome(
+            request_id=reply.request_id,
+            model=call.named.model.name if call is not None else _UNKNOWN_MODEL,
+            tenant="",
+            instance=booking.instance if booking is not None else None,
+            rank=booking.rank if booking is not None else None,
+            status=status,
+            finish=finish,
+            usage=usage,
+            input_tokens=self._input_tokens(usage.input_tokens if usage is not None else 0),
+            best_hit_tokens=booking.best_hit_tokens if booking is not None else 0,
+            predicted_hit_tokens=booking.predicted_hit_tokens if booking is not None else 0,
+            delivered_hit_tokens=cached,
+            delivered_source=source,
+            started_at=self.started_at,
+            queue_s=self.queue_s,
+            ttft_s=ttft_s,
+            took_s=self._clock() - self.began,
+            stream=call.stream if call is not None else False,
+            prompt_source=self.prompt.source if self.prompt is not None else "none",
+            policy=booking.policy if booking is not None else "",
+            alone=booking.alone if booking is not None else False,
+            attempts=self.attempts,
+            error=error,
+            events=attempt.events if attempt is not None else 0,
+        )
+
+    def _input_tokens(self, counted: int) -> int:
+        """The engine's count, else ours."""
+        return counted or (self.prompt.tokens if self.prompt is not None else 0)
+
+
+class Gateway:
+    """From a parsed HTTP request to its Outcome.
+
+    Every request has exactly one Outcome. It is announced before the last byte of the answer is written, so that
+    nothing a client has seen whole is unaccounted for. `listeners` are called on the loop and must return in
+    microseconds.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        placement: Placement,
+        proxy: Proxy,
+        *,
+        listeners: Sequence[Listener] = (),
+        body_limit: int = 64 << 20,
+        receipts: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._models = models
+        self._placement = placement
+        self._proxy = proxy
+        self._listeners = tuple(listeners)
+        self._body_limit = body_limit
+        self._receipts = receipts
+        self._clock = clock
+
+    async def complete(self, request: HttpRequest, reply: Reply, path: str) -> None:
+        """Answer a completion request. Cancelling this is how a client's leaving is made known."""
+        passage = Passage(self._clock)
+        try:
+            passage.call = call = await read_call(request, path, models=self._models, body_limit=self._body_limit)
+            passage.prompt = await self._read_prompt(call)
+            answer = await self._serve(passage, call, reply)
+        except WarmrouteError as error:
+            self._fail(passage, reply, error)
+        except asyncio.CancelledError:
+            self._end(passage, passage.outcome(reply, status=499, finish="client_gone", error="client_gone"))
+            reply.responder.abort()  # if it was not the client that ended this, it must not wait for the rest
+            raise
+        except Exception as unexpected:
+            _log_unexpected("serving a request", unexpected)
+            self._fail(passage, reply, WarmrouteError("The gateway failed to serve the request."))
+        else:
+            self._end(passage, passage.outcome(reply, status=200, finish="complete"))
+            answer.deliver(reply)
+
+    async def _read_prompt(self, call: Call) -> Prompt:
+        try:
+            return await call.named.model.prompts.prepare(call.path, call.fields, lora=call.named.lora)
+        except Exception as unexpected:  # not knowing a prompt costs a cache hit, never the request
+            _log_unexpected("reading a prompt", unexpected)
+            return Prompt(tokens=len(call.body) // 4, known_tokens=0, keys={}, source="none", reason="unreadable")
+
+    async def _serve(self, passage: Passage, call: Call, reply: Reply) -> Answer:
+        """Place and send; once more elsewhere if the engine could not be reached, for then nothing has happened yet."""
+        try:
+            return await self._attempt(passage, call, reply)
+        except EngineUnreachable as error:
+            booking = passage.booking
+            if booking is None or reply.started or error.code != EngineUnreachable.code:
+                raise
+            self._give_back(passage, self._failure(passage, reply, error))
+            try:
+                return await self._attempt(passage, call, reply, exclude=(booking.instance,))
+            except NoEngine:
+                raise error from None
+
+    async def _attempt(self, passage: Passage, call: Call, reply: Reply, exclude: tuple[str, ...] = ()) -> Answer:
+        assert passage.prompt is not None
+        asked = self._clock()
+        booking = await self._placement.place(call.ask(reply.request_id, passage.prompt, exclude=exclude))
+        passage.booking = booking
+        passage.attempts += 1
+        passage.queue_s += self._clock() - asked
+        reply.receipt = self._receipt(booking)
+        attempt = passage.attempt = self._proxy.begin(
+            call, booking, reply, on_first_token=partial(self._placement.progress, booking.id)
+        )
+        try:
+            return await attempt.answer
+        except BaseException:  # the client has left, or the answer is broken: either way the engine is freed
+            attempt.cancel()
+            raise
+
+    # -- the end
+
+    def _fail(self, passage: Passage, reply: Reply, error: WarmrouteError) -> None:
+        attempt = passage.attempt
+        self._end(passage, self._failure(passage, reply, error))
+        if not reply.started:
+            reply.fail(error)
+        elif attempt is not None and attempt.in_events:
+            reply.break_off(error, inside=attempt.inside)
+        else:
+            reply.break_off(None)
+
+    def _end(self, passage: Passage, outcome: Outcome) -> None:
+        self._give_back(passage, outcome)
+        for listener in self._listeners:
+            try:
+                listener(outcome)
+            except Exception as unexpected:  # whoever watches must not break what it watches
+                _log_unexpected("recording an outcome", unexpected)
+
+    def _give_back(self, passage: Passage, outcome: Outcome) -> None:
+        booking, passage.booking, passage.attempt = passage.booking, None, None
+        if booking is not None:
+            self._placement.release(booking.id, outcome)
+
+    def _failure(self, passage: Passage, reply: Reply, error: WarmrouteError) -> Outcome:
+        answered = isinstance(error, ClientError) and not reply.started
+        return passage.outcome(
+            reply,
+            status=reply.status if reply.started else error.status,
+            finish="complete" if answered else "upstream_failed",
+            error=class_of(error),
+        )
+
+    def _receipt(self, booking: Booking) -> tuple[Header, ...]:
+        predicted = (b"x-warmroute-predicted-tokens", b"%d" % booking.predicted_hit_tokens)
+        if not self._receipts:
+            return (predicted,)
+        return (predicted, (b"x-warmroute-instance", booking.instance.encode("latin-1", "replace")))
+
+
+def _log_unexpected(doing: str, unexpected: Exception) -> None:
+    """The kind and the place of a mistake of ours; never its text, which may quote a prompt."""
+    frames = traceback.extract_tb(unexpected.__traceback__)[-4:]
+    place = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(frames))
+    _log.error("%s failed: %s at %s", doing, type(unexpected).__name__, place)

@@ -1,0 +1,91 @@
+"""The models clients can name: public names, their aliases and their LoRA adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from router.core import Prompt
+from router.errors import BadRequest, UnknownModel
+
+_SHOWN_CHARS = 100
+
+
+class Prompts(Protocol):
+    """Reads the prompts of one model (`serving/prompt`)."""
+
+    async def prepare(
+        self, path: str, body: Mapping[str, Any], *, domain: str = "", salt: str | None = None, lora: str | None = None
+    ) -> Prompt: ...
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """One public model. `aliases` and `loras` are further names for it; a LoRA's name also chooses the adapter."""
+
+    name: str
+    prompts: Prompts
+    aliases: tuple[str, ...] = ()
+    loras: tuple[str, ...] = ()
+    max_model_tokens: int | None = None
+    created: int = 0  # Unix time
+
+
+class Named(NamedTuple):
+    """What a name in a request stands for."""
+
+    model: ServedModel
+    lora: str | None
+
+
+class Models:
+    """Replaced whole when the configuration or the fleet changes."""
+
+    def __init__(self, models: Iterable[ServedModel] = ()) -> None:
+        self._names: dict[str, Named] = {}
+        self._only: Named | None = None
+        self.replace(models)
+
+    def replace(self, models: Iterable[ServedModel]) -> None:
+        names: dict[str, Named] = {}
+        models = list(models)
+        for model in models:
+            names.update({lora: Named(model, lora) for lora in model.loras})
+        for model in models:  # after the LoRAs: a public name or alias is never hidden by one
+            names.update({name: Named(model, None) for name in (model.name, *model.aliases)})
+        self._names = names
+        self._only = Named(models[0], None) if len(models) == 1 else None
+
+    def resolve(self, name: object) -> Named:
+        """Raises BadRequest for no name where there is a choice, UnknownModel for a name that nobody has."""
+        if name is None:
+            if self._only is not None:
+                return self._only
+            raise BadRequest("You must name a model.", param="model", code="missing_model")
+        if not isinstance(name, str):
+            raise BadRequest("The model must be a string.", param="model", code="invalid_type")
+        named = self._names.get(name)
+        if named is None:
+            raise UnknownModel(f"The model {name[:_SHOWN_CHARS]!r} does not exist.", param="model")
+        return named
+
+    def listing(self) -> dict[str, Any]:
+        """`GET /v1/models`."""
+        return {"object": "list", "data": [_card(name, named) for name, named in self._names.items()]}
+
+    def card(self, name: str) -> dict[str, Any]:
+        """`GET /v1/models/{id}`. Raises UnknownModel."""
+        return _card(name, self.resolve(name))
+
+
+def _card(name: str, named: Named) -> dict[str, Any]:
+    model = named.model
+    card: dict[str, Any] = {"id": name, "object": "model", "created": model.created, "owned_by": "warmroute"}
+    if name != model.name:
+        card["root"] = model.name
+    if named.lora is not None:
+        card["parent"] = model.name
+    if model.max_model_tokens is not None:
+        card["max_model_len"] = model.max_model_tokens
+    return card

@@ -1,0 +1,131 @@
+"""Errors in the dialect of the OpenAI API: ours, and the engines' translated into it.
+
+The error object is `{"error": {"message", "type", "param", "code"}}`. A message never names an upstream host or model,
+and never carries a trace: what an engine says of a client's mistake is passed on, what it says of itself is not.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+
+from router.errors import ClientError, EngineError, EngineProtocolError, WarmrouteError
+from router.serving.usage import parse_object
+
+_TRACE = re.compile(
+    r"\s*\n\s*File \"|\s*\nTraceback \("
+)  # SGLang 0.5.23 adds its own source lines to validation errors
+_MESSAGE_CHARS = 4096
+_NOT_THERE = "The engine does not serve this model or route."
+_OWN_WORDS = {
+    401: "The engine refused the gateway.",
+    403: "The engine refused the gateway.",
+    429: "The engine is at its limit; try again later.",
+    503: "The engine is too busy to take the request; try again later.",
+    504: "The engine did not answer in time.",
+}
+
+
+class EngineRefusal(ClientError):
+    """The engine's word that the client's request is at fault: its status, in our shape."""
+
+    def __init__(self, status: int, message: str, *, type: str, param: str | None, code: Any) -> None:
+        super().__init__(message, param=param)
+        self.status = status
+        self.type = type
+        self.code = code
+
+
+class EngineFailure(EngineError):
+    """The engine's word that it failed, with its status, in our own words."""
+
+    def __init__(self, status: int, *, retry_after_s: float | None = None) -> None:
+        message = _OWN_WORDS.get(status, "The engine failed to answer the request.")
+        super().__init__(message, code="engine_error", retry_after_s=retry_after_s, detail=f"engine status {status}")
+        self.status = 502 if status in (401, 403) else status
+
+
+def class_of(error: WarmrouteError) -> str:
+    """What an error counts as: one of a short list, whatever an engine wrote into its own."""
+    if isinstance(error, (EngineRefusal, EngineFailure)):
+        return f"engine_{error.status}"
+    return error.code or error.type
+
+
+def render(error: WarmrouteError) -> bytes:
+    """The body of an error answer."""
+    fields = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return orjson.dumps({"error": fields})
+
+
+def render_event(error: WarmrouteError) -> bytes:
+    """The in-band error of a stream that has begun."""
+    return b"data: %b\n\n" % render(error)
+
+
+def engine_answer_error(status: int, body: bytes, retry_after: bytes | None = None) -> WarmrouteError:
+    """What an engine's answer with another status than 200 means for the client."""
+    answer = parse_object(body)
+    if 400 <= status < 500:
+        return _engine_error(status, _error_object(answer) if answer is not None else {}, retry_after)
+    if status >= 500:
+        return EngineFailure(status, retry_after_s=_seconds(retry_after))
+    return EngineProtocolError("The engine answered with a status that is not understood.", detail=f"status {status}")
+
+
+def in_band_error(error: dict[str, Any]) -> WarmrouteError:
+    """What the error object in an engine's event stream means for the client."""
+    return _engine_error(_status_of(error), error, None)
+
+
+def _engine_error(status: int, error: dict[str, Any], retry_after: bytes | None) -> WarmrouteError:
+    if status >= 500 or status in (401, 403, 429):  # our key, or the engine's own limit: nothing the client did
+        return EngineFailure(status, retry_after_s=_seconds(retry_after))
+    if status == 404:  # vLLM lists the names it does know
+        return EngineRefusal(404, _NOT_THERE, type="invalid_request_error", param=None, code="model_not_found")
+    message, param = error.get("message"), error.get("param")
+    return EngineRefusal(
+        400 if status == 422 else status,  # SDKs know 400; 422 is FastAPI's habit
+        _clean(message) if isinstance(message, str) and message else "The engine refused the request.",
+        type=str(error.get("type") or "invalid_request_error"),
+        param=param if isinstance(param, str) else None,
+        code=error.get("code", status) if isinstance(error.get("code"), (str, int, type(None))) else status,
+    )
+
+
+def _error_object(answer: dict[str, Any]) -> dict[str, Any]:
+    """vLLM: {"error": {…}} or {"error": "text"}; SGLang: {"object": "error", "message": …}; FastAPI: {"detail": …}."""
+    error = answer.get("error")
+    if isinstance(error, dict):
+        return error
+    if isinstance(error, str):
+        return {"message": error}
+    if "detail" in answer:
+        return {"message": _detail(answer["detail"])}
+    return answer
+
+
+def _detail(detail: object) -> str:
+    """FastAPI: a text, or a list of {"loc": ["body", …], "msg": …}."""
+    if not isinstance(detail, list):
+        return str(detail)
+    return "; ".join(
+        f"{'.'.join(map(str, item.get('loc', ())))}: {item.get('msg', '')}" for item in detail if isinstance(item, dict)
+    )
+
+
+def _status_of(error: dict[str, Any]) -> int:
+    code = error.get("code")
+    return code if isinstance(code, int) and 400 <= code < 600 else 500
+
+
+def _clean(message: str) -> str:
+    return _TRACE.split(message, maxsplit=1)[0][:_MESSAGE_CHARS]
+
+
+def _seconds(retry_after: bytes | None) -> float | None:
+    if retry_after is None or not retry_after.isdigit():
+        return None
+    return float(retry_after[:6])

@@ -1,0 +1,196 @@
+"""From an OpenAI request body to the pieces of its prompt: text still to be tokenized, or ids already."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+import orjson
+
+from router.serving.prompt.cut import Cutter
+from router.serving.prompt.dialect import Dialect, refuse_unknown_prompts
+from router.serving.prompt.reason import Unreadable
+from router.serving.prompt.template import ChatTemplates
+from router.serving.prompt.tokenizer import Ids, Tokenizer
+
+Piece: TypeAlias = "str | array[int]"
+Body = Mapping[str, Any]
+
+IDS_A_PIECE = 2_048
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_NO_IDS: Ids = array("I")
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A prompt in pieces."""
+
+    pieces: Sequence[Piece]
+    opening: Ids = _NO_IDS  # ids before the first piece
+    answered: bool = False  # it holds an answer of the model, so an engine has held its text
+    turn: int = 1
+    reason: str = ""
+
+
+def kind_of(path: str, body: Body) -> str:
+    """`chat`, `completion` or `ids`. Raises `Unreadable` for everything else."""
+    if body.get("input_ids") is not None:
+        return "ids"  # SGLang takes them on all its routes
+    if path.endswith("/chat/completions"):
+        return "chat"
+    if path.endswith("/completions") or path.endswith("/generate"):
+        return "completion"
+    raise Unreadable("this route's prompt is not read")
+
+
+class BodyReader:
+    """Reads bodies as one model's engine does: its dialect, its templates, its tokenizer."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        templates: ChatTemplates | None,
+        tokenizer: Tokenizer,
+        cutter: Cutter,
+        *,
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.dialect = dialect
+        self._templates = templates
+        self._tokenizer = tokenizer
+        self._cut = cutter.cut
+        self._variables = variables or {}
+
+    def with_dialect(self, dialect: Dialect) -> BodyReader:
+        reader = BodyReader.__new__(BodyReader)
+        reader.__dict__.update(self.__dict__, dialect=dialect)
+        return reader
+
+    def read(self, path: str, body: Body) -> Asked:
+        """Raises `Unreadable` when the engine's tokens cannot be known."""
+        refuse_unknown_prompts(body)
+        kind = kind_of(path, body)
+        if kind == "chat":
+            return self._chat(body)
+        if kind == "ids":
+            return ids_asked(body["input_ids"])
+        return self._completion(body)
+
+    def _chat(self, body: Body) -> Asked:
+        if self._templates is None:
+            raise Unreadable("the model has no chat template")
+        reading = self.dialect.read(body, self._templates, self._variables)
+        answered, turn = roles_of(body["messages"])
+        opening = self._opening() if body.get("add_special_tokens") is True else _NO_IDS
+        return Asked(self._pieces(reading.render()), opening, answered, turn)
+
+    def _completion(self, body: Body) -> Asked:
+        prompt, reason = first_of_batch(body.get("prompt", body.get("text")))
+        if not isinstance(prompt, str):
+            return ids_asked(prompt, reason)
+        if not prompt:
+            raise Unreadable("an empty prompt")
+        opening = _NO_IDS if body.get("add_special_tokens") is False else self._opening()
+        return Asked(self._pieces(prompt), opening, reason=reason)
+
+    def _opening(self) -> Ids:
+        if self._tokenizer.closing:
+            raise Unreadable("the tokenizer closes a prompt with a special token")
+        return self._tokenizer.opening
+
+    def _pieces(self, text: str) -> list[str]:
+        return self._cut(text)
+
+
+class ApproximateReader:
+    """For models without a tokenizer: four bytes of UTF-8 make a "token", roles stand as marks between the texts.
+
+    Such keys are compared only with keys made here, never with an engine's events.
+    """
+
+    def read(self, path: str, body: Body) -> Asked:
+        refuse_unknown_prompts(body)
+        kind = kind_of(path, body)
+        if kind == "ids":
+            return ids_asked(body["input_ids"])
+        if kind == "completion":
+            prompt, reason = first_of_batch(body.get("prompt", body.get("text")))
+            if not isinstance(prompt, str):
+                return ids_asked(prompt, reason)
+            return Asked(list(_pseudo_pieces(prompt)), reason=reason)
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+            raise Unreadable("no messages")
+        pieces: list[Piece] = []
+        if body.get("tools"):
+            pieces += _pseudo_pieces(_json(body["tools"]))
+        for message in messages:
+            pieces += _pseudo_pieces(f"\x1e{message.get('role')}\x1f{_flat(message)}")
+        answered, turn = roles_of(messages)
+        return Asked(pieces, answered=answered, turn=turn)
+
+
+def roles_of(messages: Sequence[Mapping[str, Any]]) -> tuple[bool, int]:
+    """Whether the model has answered in this conversation, and how many user turns it has."""
+    roles = [message.get("role") for message in messages]
+    return "assistant" in roles, max(roles.count("user"), 1)
+
+
+def first_of_batch(prompt: Any) -> tuple[Any, str]:
+    """A prompt, or the first of several."""
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str):
+        many = len(prompt) > 1
+        return prompt[0], f"batch: the first of {len(prompt)} prompts" if many else ""
+    return prompt, ""
+
+
+def ids_asked(ids: Any, reason: str = "") -> Asked:
+    """A prompt of ids is the best case: they are the tokens."""
+    if isinstance(ids, list) and ids and isinstance(ids[0], list):
+        ids, reason = first_of_batch(ids)
+    if not isinstance(ids, list) or not ids:
+        raise Unreadable("a prompt that is neither text nor token ids")
+    try:
+        pieces = [array("I", ids[at : at + IDS_A_PIECE]) for at in range(0, len(ids), IDS_A_PIECE)]
+    except (TypeError, OverflowError) as error:
+        raise Unreadable("a prompt that is neither text nor token ids") from error
+    return Asked(pieces, answered=True, reason=reason)
+
+
+def without_surrogates(text: str) -> str:
+    """Half a character is no text; like a decoder, we read it as U+FFFD."""
+    return _SURROGATES.sub("\ufffd", text)
+
+
+def rough_tokens(body: Body) -> int:
+    """About how long a prompt is that is not read: four characters a token."""
+    messages = body.get("messages")
+    if isinstance(messages, list):
+        return sum(len(_flat(message)) // 4 + 4 for message in messages if isinstance(message, dict)) or 1
+    prompt, _ = first_of_batch(body.get("prompt", body.get("text", body.get("input"))))
+    return max(1, len(prompt) // 4) if isinstance(prompt, str) else 1
+
+
+def _pseudo_pieces(text: str) -> list[Ids]:
+    data = without_surrogates(text).encode()
+    ids = array("I", data + b"\0" * (-len(data) % 4))
+    return [ids[at : at + IDS_A_PIECE] for at in range(0, len(ids), IDS_A_PIECE)]
+
+
+def _flat(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    texts = [content] if isinstance(content, str) else []
+    if isinstance(content, list):
+        texts += [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    if message.get("tool_calls"):
+        texts.append(_json(message["tool_calls"]))
+    return "\n".join(texts)
+
+
+def _json(value: Any) -> str:
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:  # orjson writes neither lone surrogates nor integers beyond 64 bits
+        return repr(value)

@@ -1,0 +1,115 @@
+"""Turns pieces of text into links of a chain: at once, or in a thread with one result for all who ask the same."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor
+
+from router.serving.prompt.asked import Piece
+from router.serving.prompt.memo import Link, Memo
+from router.serving.prompt.tokenizer import Ids, Tokenizer
+
+log = logging.getLogger(__name__)
+
+_BATCH = 16_384  # characters a call: long enough for the GIL to be worth releasing, short for its results
+_SMOOTHING = 0.1
+_TELLING = 256  # bytes of text from which on rates are learned
+
+Chunk = list[Link]
+
+
+class Encoder:
+    """One model's. Results go into the memo, on the loop."""
+
+    def __init__(self, tokenizer: Tokenizer | None, memo: Memo, executor: Executor, *, backlog_bytes: int) -> None:
+        self._tokenizer = tokenizer
+        self._memo = memo
+        self._executor = executor
+        self._backlog_bytes = backlog_bytes
+        self._waiting_bytes = 0
+        self._running: dict[int, asyncio.Future[Chunk]] = {}
+        self.bytes_per_token = 4.0  # learned
+        self.us_per_byte = 0.6  # learned
+        self.tokens = 0  # encoded in all
+
+    def now(self, link: Link, pieces: Sequence[Piece], hashes: Sequence[int], size: int) -> Chunk:
+        """Links of `pieces`, which follow `link`. The last hashes are theirs, the others those of all before."""
+        started = time.perf_counter()
+        links = self._links(link, pieces)
+        if isinstance(pieces[0], str):
+            self._learn(size, links[-1].tokens - link.tokens, time.perf_counter() - started)
+        self._memo.put(hashes, links)
+        return links
+
+    def in_thread(
+        self, link: Link, pieces: Sequence[Piece], hashes: Sequence[int], size: int
+    ) -> asyncio.Future[Chunk] | None:
+        """The same, from the thread. `size`: the sum of weights. None: too much is waiting for it already."""
+        name = hashes[-1]
+        running = self._running.get(name)
+        if running is not None:
+            return running
+        if self._waiting_bytes + size > self._backlog_bytes:
+            return None
+        self._waiting_bytes += size
+        work = asyncio.get_running_loop().run_in_executor(self._executor, self._links, link, pieces)
+        self._running[name] = work
+
+        def done(work: asyncio.Future[Chunk]) -> None:
+            del self._running[name]
+            self._waiting_bytes -= size
+            if work.cancelled():
+                return
+            if (error := work.exception()) is not None:
+                log.warning("tokenizing failed: %s", type(error).__name__)
+                return
+            links = work.result()
+            if isinstance(pieces[0], str):
+                self._learn(size, links[-1].tokens - link.tokens, None)
+            self._memo.put(hashes, links)
+
+        work.add_done_callback(done)
+        return work
+
+    def _links(self, link: Link, pieces: Sequence[Piece]) -> Chunk:
+        links: Chunk = []
+        batch: list[str] = []
+        length = 0
+        for piece in pieces:
+            if isinstance(piece, str):
+                batch.append(piece)
+                length += len(piece)
+                if length < _BATCH:
+                    continue
+            link = self._extend(link, batch, links)
+            batch, length = [], 0
+            if not isinstance(piece, str):
+                link = link.extend(piece)
+                links.append(link)
+        self._extend(link, batch, links)
+        return links
+
+    def _extend(self, link: Link, texts: Sequence[str], links: Chunk) -> Link:
+        encoded: Sequence[Ids] = self._tokenizer.encode(texts) if texts and self._tokenizer is not None else ()
+        for ids in encoded:
+            link = link.extend(ids)
+            links.append(link)
+        return link
+
+    def _learn(self, size: int, tokens: int, took_s: float | None) -> None:
+        self.tokens += tokens
+        if size < _TELLING or not tokens:
+            return
+        self.bytes_per_token += _SMOOTHING * (size / tokens - self.bytes_per_token)
+        if took_s is not None:
+            self.us_per_byte += _SMOOTHING * (min(1e6 * took_s / size, 5.0) - self.us_per_byte)
+
+
+def weight(piece: Piece) -> int:
+    """Work to encode a piece, in bytes of text. Ids only need their keys."""
+    if isinstance(piece, str):
+        return len(piece) if piece.isascii() else len(piece.encode())
+    return len(piece) >> 4

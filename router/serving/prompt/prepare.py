@@ -1,0 +1,355 @@
+"""What a request's prompt is, in tokens and block keys, at the cost of its new text alone.
+
+body --read--> pieces of text --chain of hashes--> what is known comes from the memo; of the rest
+    text an engine may hold   is tokenized now if it is short, else in a thread, and awaited
+    text never seen           can be held by no engine: its length is estimated and its hash names it;
+                              if it is long, the thread tokenizes it afterwards, so that the next turn is exact
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any, Literal, Protocol
+
+import msgspec
+import orjson
+from xxhash import xxh3_64_intdigest
+
+from router.core import Prompt
+from router.errors import EngineError
+from router.routing.blocks import root_key
+from router.serving.prompt.asked import (
+    ApproximateReader,
+    Asked,
+    Body,
+    BodyReader,
+    ids_asked,
+    rough_tokens,
+    without_surrogates,
+)
+from router.serving.prompt.dialect import Dialect
+from router.serving.prompt.encode import Chunk, Encoder, weight
+from router.serving.prompt.memo import Link, Memo, Sizes, joined_keys
+from router.serving.prompt.parity import Parity, Watch
+from router.serving.prompt.reason import Unreadable
+from router.serving.prompt.seen import SeenTexts
+from router.serving.prompt.tokenizer import Ids, Tokenizer
+
+EngineTokenize = Callable[[str, Mapping[str, Any]], Awaitable[list[int]]]
+"""The engine's own ids for a path and body. Raises EngineError."""
+Mode = Literal["exact", "engine", "approximate"]
+
+_ENGINE_CACHE_TOKENS = 4_000_000  # 16 MB of ids
+_ROOTS = 4_096  # (domain, salt, adapter) combinations remembered; each costs some microseconds to make again
+_RENDERED_FIELDS = (
+    *("messages", "prompt", "text", "input_ids", "tools", "tool_choice", "documents", "chat_template_kwargs"),
+    *("reasoning_effort", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
+)
+_ODD_SHAPES = (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
+"""What code that reads JSON raises where a client sends a number for a list. What is wrong is the engine's to say."""
+_ESTIMATED = "text not seen before: its length is an estimate"
+
+
+class Reader(Protocol):
+    def read(self, path: str, body: Body) -> Asked: ...
+
+
+class PromptLimits(msgspec.Struct, frozen=True):
+    memo_bytes: int = 256 << 20
+    inline_us: float = 800.0  # tokenizing on the loop, at most
+    wait_s: float = 0.3  # for the thread, or for an engine's /tokenize
+    backlog_bytes: int = 16 << 20  # text waiting for the thread
+    worth_tokenizing_bytes: int = 4_096  # unseen text from here on is tokenized afterwards
+    young_s: float = 600.0  # after a start, engines may hold text that was not seen here
+    always: bool = False  # tokenize unseen text too: for engines whose index is made of what we sent
+
+
+class PromptStats(msgspec.Struct):
+    """Running totals."""
+
+    prompts: int = 0
+    unread: int = 0  # without keys
+    estimated: int = 0  # of a length that is partly an estimate
+    waited: int = 0  # for the thread
+    timeouts: int = 0  # of these, in vain
+
+
+class ModelPrompts:
+    """The prompts of one public model. Used from one event loop."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        secret: bytes,
+        block_sizes: Callable[[], Sizes],
+        executor: Executor,
+        tokenizer: Tokenizer | None = None,
+        reader: BodyReader | None = None,
+        limits: PromptLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Without a tokenizer keys are approximate. `block_sizes` may answer otherwise later; one thread is enough."""
+        self.model = model
+        self.limits = limits or PromptLimits()
+        self.stats = PromptStats()
+        self.parity = Parity()
+        self.engine_tokenize: EngineTokenize | None = None
+        self.mode: Mode = "exact" if tokenizer is not None and reader is not None else "approximate"
+        self._tokenizer = tokenizer
+        self._exact = reader
+        self._approximate = ApproximateReader()
+        self._secret = secret
+        self._block_sizes = block_sizes
+        self._clock = clock
+        self._young_until = clock() + self.limits.young_s
+        self._memo = Memo(self.limits.memo_bytes)
+        self._seen = SeenTexts()
+        self._encoder = Encoder(tokenizer, self._memo, executor, backlog_bytes=self.limits.backlog_bytes)
+        self._engine_ids = _EngineIds(_ENGINE_CACHE_TOKENS)
+        self._watch = Watch()
+        self._roots: dict[tuple[str, str | None, str | None, int, Mode], tuple[int, int]] = {}
+
+    async def prepare(
+        self, path: str, body: Body, *, domain: str = "", salt: str | None = None, lora: str | None = None
+    ) -> Prompt:
+        """Never raises for what a client sends: a prompt that cannot be known has no keys and a reason."""
+        prompt = self.prepare_now(path, body, domain=domain, salt=salt, lora=lora)
+        return prompt if isinstance(prompt, Prompt) else await prompt
+
+    def prepare_now(
+        self, path: str, body: Body, *, domain: str = "", salt: str | None = None, lora: str | None = None
+    ) -> Prompt | Coroutine[Any, Any, Prompt]:
+        """The same without a task switch where nothing has to be waited for; else something to await."""
+        self.stats.prompts += 1
+        whose = (domain, salt, lora)
+        if self.mode == "engine":
+            return self._ask_engine(path, body, whose)
+        reader: Reader = self._exact if self.mode == "exact" and self._exact is not None else self._approximate
+        try:
+            asked = reader.read(path, body)
+        except Unreadable as unreadable:
+            return self._unread(body, unreadable.reason)
+        except _ODD_SHAPES:
+            return self._unread(body, "a body of an unexpected shape")
+        return self._find(asked, whose, self.mode)
+
+    # --- parity -------------------------------------------------------------------------------------------------------
+
+    @property
+    def dialect(self) -> Dialect | None:
+        return self._exact.dialect if self._exact is not None else None
+
+    def token_ids(self, path: str, body: Body, dialect: Dialect) -> list[int]:
+        """A probe's ids in a dialect, computed here and now and not remembered. Raises `Unreadable`."""
+        if self._exact is None or self._tokenizer is None:
+            raise Unreadable("no tokenizer")
+        asked = self._exact.with_dialect(dialect).read(path, body)
+        ids = asked.opening.tolist()
+        for piece in asked.pieces:
+            ids += (self._tokenizer.encode([piece])[0] if isinstance(piece, str) else piece).tolist()
+        return ids
+
+    def settle(self, parity: Parity, dialect: Dialect | None = None) -> None:
+        """Takes over what a parity check found: where our ids are not the engine's, it is asked."""
+        if dialect is not None and self._exact is not None:
+            self._exact = self._exact.with_dialect(dialect)
+        self.parity = parity
+        if parity.state != "DEGRADED" and self._exact is not None:
+            self.mode = "exact"
+        else:
+            self.mode = "engine" if self.engine_tokenize is not None else "approximate"
+        self._watch = Watch()
+
+    def observe(self, prompt: Prompt, engine_tokens: int) -> None:
+        """Compares a prompt's length with the one the engine reported for it (`usage.prompt_tokens`)."""
+        if self.mode == "exact" and prompt.source == "exact" and prompt.exact and not prompt.reason:
+            found = self._watch.observe(prompt.tokens, engine_tokens)
+            if found is not None:
+                found.log(self.model)
+                self.settle(found)
+
+    # --- finding ------------------------------------------------------------------------------------------------------
+
+    def _find(self, asked: Asked, whose: _Whose, source: Mode) -> Prompt | Coroutine[Any, Any, Prompt]:
+        seed, root = self._root(whose, len(asked.opening), source)
+        try:
+            hashes = _chain_hashes(asked.pieces, seed)
+        except UnicodeEncodeError:
+            asked = msgspec.structs.replace(asked, pieces=[without_surrogates(str(piece)) for piece in asked.pieces])
+            hashes = _chain_hashes(asked.pieces, seed)
+        sizes = self._block_sizes()
+        known = self._memo.known(hashes, sizes)
+        search = _Search(asked, hashes, sizes, known, source)
+        if len(known) == len(hashes):
+            return self._prompt(search)
+        if not known:
+            search.link = Link.root(root, sizes).extend(asked.opening) if asked.opening else Link.root(root, sizes)
+        wanted = self._worth_knowing(search)
+        self._seen.add(hashes[len(known) :])
+        return self._learn(search, wanted)
+
+    def _worth_knowing(self, search: _Search) -> int:
+        """How many pieces an engine may hold. What nobody has asked before, none can hold."""
+        hashes, upto = search.hashes, len(search.known)
+        if search.asked.answered or self.limits.always or self._clock() < self._young_until:
+            return len(hashes)
+        while upto < len(hashes) and hashes[upto] in self._seen:
+            upto += 1
+        return upto
+
+    def _learn(self, search: _Search, upto: int) -> Prompt | Coroutine[Any, Any, Prompt]:
+        first = len(search.known)
+        size = sum(search.weights[: upto - first])
+        if size * self._encoder.us_per_byte > self.limits.inline_us:
+            work = self._encoder.in_thread(search.link, search.asked.pieces[first:upto], search.hashes[:upto], size)
+            if work is None:
+                return self._prompt(search, reason="the tokenizer has too much to do")
+            return self._await(work, search)
+        if upto > first:
+            search.extend(self._encoder.now(search.link, search.asked.pieces[first:upto], search.hashes[:upto], size))
+        self._learn_later(search)
+        return self._prompt(search)
+
+    def _learn_later(self, search: _Search) -> None:
+        size = sum(search.weights)
+        if size >= self.limits.worth_tokenizing_bytes:
+            self._encoder.in_thread(search.link, search.asked.pieces[len(search.known) :], search.hashes, size)
+
+    async def _await(self, work: asyncio.Future[Chunk], search: _Search) -> Prompt:
+        self.stats.waited += 1
+        await asyncio.wait((work,), timeout=self.limits.wait_s)
+        if not work.done():
+            self.stats.timeouts += 1
+            return self._prompt(search, reason="tokenizing takes too long")
+        if work.cancelled() or work.exception() is not None:
+            return self._prompt(search, reason="tokenizing failed")
+        search.extend(work.result())
+        self._learn_later(search)
+        return self._prompt(search)
+
+    def _prompt(self, search: _Search, *, reason: str = "") -> Prompt:
+        asked, at = search.asked, len(search.known)
+        tokens = known_tokens = search.link.tokens
+        text_keys: list[tuple[int, int]] = []
+        if at < len(search.hashes):
+            self.stats.estimated += 1
+            length = float(known_tokens)
+            for piece, key, size in zip(asked.pieces[at:], search.hashes[at:], search.weights, strict=True):
+                length += size / self._encoder.bytes_per_token if isinstance(piece, str) else len(piece)
+                text_keys.append((key, round(length)))
+            tokens = max(round(length), known_tokens + 1)
+            reason = reason or _ESTIMATED
+        return Prompt(
+            tokens=tokens,
+            known_tokens=known_tokens,
+            keys=joined_keys(search.known, search.sizes),
+            text_keys=tuple(text_keys),
+            source=search.source,
+            reason=asked.reason or reason,
+            turn=asked.turn,
+        )
+
+    def _unread(self, body: Body, reason: str) -> Prompt:
+        self.stats.unread += 1
+        return Prompt(tokens=rough_tokens(body), known_tokens=0, keys={}, source="none", reason=reason)
+
+    def _root(self, whose: _Whose, opening: int, source: Mode) -> tuple[int, int]:
+        """The seed of the text chain and the key before the first block: apart for each domain, adapter and source."""
+        name = (*whose, opening, source)
+        found = self._roots.get(name)
+        if found is None:
+            if len(self._roots) >= _ROOTS:
+                self._roots.clear()
+            domain, salt, lora = whose
+            # Pseudo tokens must not be taken for tokens: their chain has a root of its own.
+            model = self.model if source != "approximate" else f"{self.model}\0approximate"
+            key = root_key(self._secret, model, lora, salt)
+            seed = xxh3_64_intdigest(f"{source}|{opening}|{domain}".encode("utf-8", "surrogatepass"), key)
+            found = self._roots[name] = (seed, key)
+        return found
+
+    # --- the engine's own tokens --------------------------------------------------------------------------------------
+
+    async def _ask_engine(self, path: str, body: Body, whose: _Whose) -> Prompt:
+        if self.engine_tokenize is None:
+            return self._unread(body, "no engine to ask for its tokens")
+        seed, _ = self._root(whose, 0, "engine")
+        try:
+            name = xxh3_64_intdigest(orjson.dumps([path, [body.get(field) for field in _RENDERED_FIELDS]]), seed)
+        except TypeError:
+            return self._unread(body, "a body that is no plain JSON")
+        asked = self._engine_ids.get(name)
+        try:
+            if asked is None:
+                ids = await asyncio.wait_for(self.engine_tokenize(path, body), self.limits.wait_s)
+                asked = ids_asked(ids)
+                self._engine_ids.put(name, asked, len(ids))
+            prompt = self._find(asked, whose, "engine")
+            return prompt if isinstance(prompt, Prompt) else await prompt
+        except TimeoutError:
+            return self._unread(body, "the engine takes too long to tokenize")
+        except EngineError as error:
+            return self._unread(body, f"the engine did not tokenize: {type(error).__name__}")
+        except Unreadable as unreadable:
+            return self._unread(body, unreadable.reason)
+
+
+_Whose = tuple[str, str | None, str | None]
+"""Isolation domain, salt, adapter."""
+
+
+class _Search:
+    """How far one prompt's chain is known."""
+
+    __slots__ = ("asked", "hashes", "known", "link", "sizes", "source", "weights")
+
+    link: Link
+
+    def __init__(self, asked: Asked, hashes: Sequence[int], sizes: Sizes, known: list[Link], source: Mode) -> None:
+        self.asked = asked
+        self.hashes = hashes
+        self.sizes = sizes
+        self.known = known
+        self.source = source
+        self.weights = [weight(piece) for piece in asked.pieces[len(known) :]]  # of what is not known
+        if known:
+            self.link = known[-1]
+
+    def extend(self, links: Chunk) -> None:
+        self.known += links
+        self.link = links[-1]
+        del self.weights[: len(links)]
+
+
+class _EngineIds:
+    """Ids an engine has told, least recently used first, bounded in tokens."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._tokens = 0
+        self._asked: OrderedDict[int, tuple[Asked, int]] = OrderedDict()
+
+    def get(self, name: int) -> Asked | None:
+        found = self._asked.get(name)
+        if found is None:
+            return None
+        self._asked.move_to_end(name)
+        return found[0]
+
+    def put(self, name: int, asked: Asked, tokens: int) -> None:
+        old = self._asked.pop(name, None)
+        self._tokens += tokens - (old[1] if old is not None else 0)
+        self._asked[name] = (asked, tokens)
+        while self._tokens > self._max_tokens and self._asked:
+            self._tokens -= self._asked.popitem(last=False)[1][1]
+
+
+def _chain_hashes(pieces: Sequence[str | Ids], seed: int) -> list[int]:
+    """Each hash stands for its piece and all before it."""
+    digest = xxh3_64_intdigest
+    return [seed := digest(piece.encode() if isinstance(piece, str) else piece, seed) for piece in pieces]

@@ -1,0 +1,226 @@
+"""An engine's event stream on its way to the client: bytes in, bytes out, and what they tell.
+
+Format: server-sent events (WHATWG HTML, §9.2) with the chunks of the OpenAI API in them.
+
+What is held, and why. A client cannot use part of an event, so an event that is not whole yet is held, at most
+`HELD_BYTES` of it; whole events leave in the call that brought them. So every event is whole when it is looked at, no
+marker hides on a boundary, and a stream that breaks never leaves half an event behind. An event larger than the bound
+(a first chunk with the ids of a long prompt) passes as it comes, and is looked at as far as it was held.
+
+What is changed. Nothing, for a client that asked for usage: its bytes are the engine's. From one that did not ask, what
+is there only because we asked is taken away: an event that carries usage and no choices goes whole; from an event with
+choices the `usage` member is cut, whether null or not, and its other bytes stay.
+
+What ends it. `[DONE]` is not passed on but kept in `tail`, so that a request can be accounted for before its client
+sees the end. An in-band error of the engine is kept in `error`, and what follows it (vLLM 0.32: `[DONE]`) is dropped.
+
+The first token is the first event that has choices: vLLM, SGLang, transformers and llama.cpp send the role-only chunk
+when the first token is there, not before. Comments and keep-alives never count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from router.core import Usage
+from router.serving.splice import without
+from router.serving.usage import parse_object, read_usage
+
+HELD_BYTES = 64 * 1024
+
+_ENDS = (b"\n\n", b"\r\n\r\n")
+_LINE_PAIRS = (b"\n\n", b"\n\r\n", b"\r\r")
+_BOUNDARY = re.compile(rb"\n\n|\n\r\n|\r\r")
+_EVENTS = re.compile(rb"(?s:.+?)(?:\n\n|\n\r\n|\r\r|\Z)")
+_FINISHED = re.compile(rb'"finish_reason"\s*+:\s*+"')
+_HAS_CHOICES = re.compile(rb'"choices"\s*+:\s*+\[\s*+\{')
+
+
+class SseRelay:
+    """One answer's stream.
+
+    begun        an event or comment has been passed on: the answer can no longer be turned into an error status
+    first_token  an event with choices has been seen
+    usage        the last usage object of the engine, whatever else its event held
+    done, tail   the end of the stream: `[DONE]` was seen, and `tail` is that event
+    error        the engine's in-band error object; nothing is passed on any more
+    events       whole events passed on: an estimate of output tokens where usage is missing
+    inside       the client has part of an event: only after one larger than the bound
+    """
+
+    __slots__ = (
+        "_choices", "_finished", "_held", "_hide_usage", "_seam",
+        "begun", "done", "error", "events", "first_token", "inside", "tail", "usage",
+    )  # fmt: skip
+
+    def __init__(self, *, hide_usage: bool, choices: int = 1) -> None:
+        self._hide_usage = hide_usage
+        self._choices = choices
+        self._finished: set[int] = set()
+        self._held = bytearray()
+        self._seam = b""  # the last bytes of an oversized event: its end may straddle two reads
+        self.begun = False
+        self.first_token = False
+        self.usage: Usage | None = None
+        self.done = False
+        self.tail = b""
+        self.error: dict[str, Any] | None = None
+        self.events = 0
+        self.inside = False
+
+    @property
+    def complete(self) -> bool:
+        """The answer is whole: the engine said so, or (transformers has no `[DONE]`) every choice has finished."""
+        return self.error is None and (self.done or len(self._finished) >= self._choices)
+
+    def feed(self, data: bytes) -> bytes:
+        """What can be written to the client now."""
+        if self.inside:
+            return self._oversized(data)
+        if self._held or not data.endswith(_ENDS):
+            data = self._whole_events(data)
+        passed = data if self._is_plain(data) else self._inspect(data)
+        return passed + self._begin_oversized() if len(self._held) > HELD_BYTES else passed
+
+    def end(self) -> bytes:
+        """The engine's body is over. What is still held is passed on only if it reads as an event: not a torn one."""
+        held, self._held = bytes(self._held), bytearray()
+        if not held or self.done or self.error is not None:
+            return b""
+        payload = _payload(held)
+        if payload and payload.strip() != b"[DONE]" and parse_object(payload) is None:
+            return b""
+        return self._event(held)
+
+    def _is_plain(self, data: bytes) -> bool:
+        """Whether whole events hold nothing that must be looked at. Nearly all of a stream passes here."""
+        if (
+            not self.first_token
+            or b'"usage"' in data
+            or b'"error"' in data
+            or b"[DONE]" in data
+            or _FINISHED.search(data)
+            or self.done
+            or self.error is not None
+        ):
+            return False
+        self.events += data.count(b"\n\n") or data.count(b"\n\r\n")
+        return True
+
+    def _inspect(self, data: bytes) -> bytes:
+        passed = []
+        for event in _split(data):
+            if self.done or self.error is not None:
+                break
+            passed.append(event if self._is_plain(event) else self._event(event))
+        return b"".join(passed)
+
+    def _whole_events(self, data: bytes) -> bytes:
+        """The stream up to the last boundary; the rest is held."""
+        held = self._held
+        unseen = max(0, len(held) - 3)  # a boundary may straddle two reads
+        held += data
+        end = _last_boundary(held, unseen)
+        whole = bytes(held[:end])
+        del held[:end]
+        return whole
+
+    def _begin_oversized(self) -> bytes:
+        passed, self._held = bytes(self._held), bytearray()
+        self._seam = passed[-3:]
+        self.inside = self.begun = True
+        if _HAS_CHOICES.search(passed):
+            self.first_token = True
+        return self._unless_ended(passed)
+
+    def _oversized(self, data: bytes) -> bytes:
+        joined = self._seam + data
+        boundary = _BOUNDARY.search(joined)
+        if boundary is None:
+            self._seam = joined[-3:]
+            return self._unless_ended(data)
+        rest = boundary.end() - len(self._seam)
+        self.inside = False
+        self.events += 1
+        passed = self._unless_ended(data[:rest])
+        return passed + self.feed(data[rest:]) if rest < len(data) else passed
+
+    def _unless_ended(self, data: bytes) -> bytes:
+        return b"" if self.done or self.error is not None else data
+
+    def _event(self, event: bytes) -> bytes:
+        """The bytes to pass on for one event."""
+        payload = _payload(event)
+        if payload.strip() == b"[DONE]":
+            self.done, self.tail = True, event
+            return b""
+        chunk = parse_object(payload) if payload else None
+        if chunk is not None:
+            self.error = _in_band_error(chunk)
+            if self.error is not None:
+                return b""
+            event = self._chunk(chunk, event, payload)
+        if event:
+            self.begun = True
+            self.events += 1
+        return event
+
+    def _chunk(self, chunk: dict[str, Any], event: bytes, payload: bytes) -> bytes:
+        choices = chunk.get("choices")
+        if choices and isinstance(choices, list):
+            self.first_token = True
+            self._finished.update(_finished(choices))
+        if "usage" not in chunk:
+            return event
+        self.usage = read_usage(chunk["usage"]) or self.usage
+        if not self._hide_usage:
+            return event
+        return _without_usage(event, payload) if choices or chunk["usage"] is None else b""
+
+
+def _split(data: bytes) -> list[bytes]:
+    """Every byte is in one of the events; a stray line end after the last boundary is one, too."""
+    if b"\r" in data:
+        return _EVENTS.findall(data)
+    *events, rest = data.split(b"\n\n")
+    events = [event + b"\n\n" for event in events]
+    return [*events, rest] if rest else events
+
+
+def _last_boundary(data: bytearray, start: int) -> int:
+    """Where the last whole event ends, 0 if none does. No event ends before `start`."""
+    return max(at + len(end) if (at := data.rfind(end, start)) >= 0 else 0 for end in _LINE_PAIRS)
+
+
+def _payload(event: bytes) -> bytes:
+    """The data lines of an event, joined; one space after the colon is not part of them."""
+    lines = event.splitlines()
+    return b"\n".join([line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")])
+
+
+def _finished(choices: list[Any]) -> Iterator[int]:
+    for choice in choices:
+        if isinstance(choice, dict) and choice.get("finish_reason"):
+            index = choice.get("index")
+            yield index if isinstance(index, int) else 0
+
+
+def _in_band_error(chunk: dict[str, Any]) -> dict[str, Any] | None:
+    """vLLM and SGLang: {"error": {…}}; SGLang's flat form: {"object": "error", "message": …}."""
+    if chunk.get("object") == "error":
+        return chunk
+    error = chunk.get("error")
+    if not error or chunk.get("choices"):
+        return None
+    return error if isinstance(error, dict) else {"message": str(error)}
+
+
+def _without_usage(event: bytes, payload: bytes) -> bytes:
+    rest = without(payload, ("usage",))
+    if payload in event:
+        return event.replace(payload, rest, 1)
+    # several data lines: written again line by line, since the member may span some of them
+    others = [line for line in event.splitlines() if line and not line.startswith(b"data:")]
+    return b"\n".join([*others, *[b"data: " + line for line in rest.splitlines() if line.strip()], b"", b""])

@@ -1,0 +1,77 @@
+"""What an engine says it did: the `usage` object of the OpenAI API, in whole answers and in stream events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from router.core import Usage
+from router.serving.splice import value_end
+
+_PARSED_WHOLE_BYTES = 64 * 1024  # a larger answer is searched for its usage object, not parsed: 1 MiB takes 3 ms
+
+
+def read_usage(usage: object) -> Usage | None:
+    """Three states of the cached count are kept apart: a number, zero, and None where the engine does not tell.
+
+    A cached count above the prompt is taken as the prompt: no engine can reuse more than it was sent.
+    """
+    if not isinstance(usage, dict):
+        return None
+    prompt, output = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+    details = usage.get("prompt_tokens_details")
+    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    if prompt is None and output is None:
+        return None
+    if cached is not None and prompt is not None:
+        cached = min(cached, prompt)
+    return Usage(input_tokens=prompt or 0, output_tokens=output or 0, cached_tokens=cached)
+
+
+def usage_of_answer(body: bytes) -> Usage | None:
+    """The usage of a whole (not streamed) answer."""
+    if len(body) <= _PARSED_WHOLE_BYTES:
+        answer = parse_object(body)
+        return read_usage(answer.get("usage")) if answer is not None else None
+    return find_usage(body)
+
+
+def find_usage(body: bytes) -> Usage | None:
+    """The last `"usage": {…}` in `body` that reads as one. JSON strings escape their quotes: text cannot pose as it."""
+    end = len(body)
+    while (at := body.rfind(b'"usage"', 0, end)) >= 0:
+        usage = read_usage(_object_after(body, at + len(b'"usage"')))
+        if usage is not None:
+            return usage
+        end = at
+    return None
+
+
+def parse_object(data: bytes) -> dict[str, Any] | None:
+    """A JSON object as a dict; None for anything else. Lone surrogates are accepted."""
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError):
+            return None
+    return value if isinstance(value, dict) else None
+
+
+def _object_after(body: bytes, position: int) -> Mapping[str, Any] | None:
+    rest = body[position : position + 64].lstrip()
+    if not rest.startswith(b":") or not rest[1:].lstrip().startswith(b"{"):
+        return None
+    start = body.index(b"{", position)
+    try:
+        return parse_object(body[start : value_end(body, start)])
+    except ValueError:
+        return None
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and value >= 0 else None

@@ -1,0 +1,131 @@
+"""Each term of a cost alone, against values worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from policies import terms
+from router.core import Candidate, Rates, Snapshot
+
+RATES = Rates(c0_ms=5, c1_ms=0.02, c2_ms=1e-6, c3_ms=4e-5, c4_ms=0.01, host_ms=0.002, disk_ms=0.02, remote_ms=0.01)
+
+
+def candidate(**rest: Any) -> Candidate:
+    return Candidate("a", 0, rates=RATES, **rest)
+
+
+def snapshot(tokens: int, output_tokens: int = 100) -> Snapshot:
+    return Snapshot(at=0.0, tokens=tokens, candidates=(), output_tokens=output_tokens)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "hit", "expected"),
+    [
+        (10_000, 0, 0.02 * 10_000 + 1e-6 * 10_000 * 5_000),
+        (10_000, 9_000, 0.02 * 1_000 + 1e-6 * 1_000 * 9_500),
+        (10_000, 9_999, 0.02 + 1e-6 * 9_999.5),
+    ],
+)
+def test_prefill(tokens: int, hit: int, expected: float) -> None:
+    held = {"gpu": hit} if hit else {}
+    assert terms.prefill_ms(snapshot(tokens), candidate(hit_tokens=hit, held_tokens=held)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("held", "hit", "expected"),
+    [
+        ({}, 0, 0),
+        ({"gpu": 1000}, 1000, 0),
+        ({"gpu": 1000, "host": 3000}, 3000, 2000 * 0.002),
+        ({"gpu": 1000, "host": 3000}, 2000, 1000 * 0.002),  # no more than is reused
+        ({"gpu": 1000, "host": 3000}, 900, 0),
+        ({"gpu": 0, "host": 1000, "disk": 1500, "remote": 2500}, 2500, 1000 * 0.002 + 500 * 0.02 + 1000 * 0.01),
+        ({"gpu": 1000, "host": 1000}, 1000, 0),
+    ],
+)
+def test_tier_load(held: dict[str, int], hit: int, expected: float) -> None:
+    assert terms.tier_load_ms(candidate(held_tokens=held, hit_tokens=hit)) == pytest.approx(expected)
+
+
+def test_prefill_includes_the_load_of_slower_tiers() -> None:
+    held = candidate(held_tokens={"gpu": 0, "host": 9_000}, hit_tokens=9_000)
+    alone = candidate(held_tokens={"gpu": 9_000}, hit_tokens=9_000)
+    assert terms.prefill_ms(snapshot(10_000), held) - terms.prefill_ms(snapshot(10_000), alone) == pytest.approx(18)
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ({}, 0),
+        ({"booked_prefill_ms": 70.0, "booked_requests": 4}, 70),
+        ({"booked_prefill_ms": 70.0, "booked_requests": 4, "waiting": 4}, 70),  # those waiting are ours
+        ({"booked_prefill_ms": 70.0, "booked_requests": 4, "waiting": 6}, 70 + 2 * 20.5),
+        ({"booked_prefill_ms": 70.0, "booked_requests": 4, "waiting": 6, "load_age_s": 60.0}, 70),  # old news
+    ],
+)
+def test_queue(state: dict[str, Any], expected: float) -> None:
+    assert terms.queue_ms(snapshot(1000), candidate(**state)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ({}, 0),
+        ({"booked_requests": 5, "booked_prefills": 2}, 3),
+        ({"booked_requests": 5, "booked_prefills": 2, "running": 9}, 9),
+        ({"booked_requests": 5, "booked_prefills": 2, "running": 9, "load_age_s": 60.0}, 3),
+    ],
+)
+def test_neighbours_are_those_who_decode(state: dict[str, Any], expected: int) -> None:
+    assert terms.decoding(candidate(**state)) == expected
+    assert terms.neighbours_ms(10.0, expected) == pytest.approx(10.0 * expected)
+
+
+def test_decode_is_the_expected_output_times_a_step() -> None:
+    step = 5 + 4e-5 * 51_000 + 0.01 * 5
+    cost = terms.decode_ms(snapshot(1000, output_tokens=100), candidate(), pinned=50_000, decoding=4)
+    assert cost == pytest.approx(100 * step)
+
+
+def test_the_engine_is_believed_where_it_pins_more_than_we_booked() -> None:
+    assert terms.pinned_tokens(candidate(booked_kv_tokens=50_000, kv_usage=0.5, capacity_tokens=200_000)) == 100_000
+    assert terms.pinned_tokens(candidate(booked_kv_tokens=150_000, kv_usage=0.5, capacity_tokens=200_000)) == 150_000
+    assert terms.pinned_tokens(candidate(booked_kv_tokens=50_000, kv_usage=0.5)) == 50_000
+
+
+@pytest.mark.parametrize(
+    ("state", "over"),
+    [
+        ({}, 0),  # capacity unknown
+        ({"capacity_tokens": 100_000, "booked_kv_tokens": 98_900}, 0),
+        ({"capacity_tokens": 100_000, "booked_kv_tokens": 99_900}, 1_000),
+        ({"capacity_tokens": 100_000, "kv_usage": 1.0}, 1_100),
+        ({"capacity_tokens": 100_000, "booked_kv_tokens": 900_000}, 100_000),  # all of it, at most
+    ],
+)
+def test_memory_is_what_does_not_fit_computed_again(state: dict[str, Any], over: int) -> None:
+    expected = RATES.prefill_ms(over, 100_000) if over else 0
+    there = candidate(**state)
+    cost = terms.memory_ms(snapshot(1000, output_tokens=100), there, pinned=terms.pinned_tokens(there))
+    assert cost == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("best", "hit", "missing"), [(0, 0, 0), (4000, 4000, 0), (4000, 1000, 3000), (1000, 4000, 0)])
+def test_duplication_is_the_prefill_of_what_another_holds(best: int, hit: int, missing: int) -> None:
+    expected = RATES.prefill_ms(missing, best) if missing else 0
+    assert terms.duplication_ms(candidate(hit_tokens=hit), best) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"queu": 1.0}, "unknown weight 'queu'"), ({"queue": -0.1}, ">= 0"), ({"queue": float("nan")}, ">= 0")],
+)
+def test_a_wrong_weight_is_refused_by_name(given: dict[str, float], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        terms.weights_over({"queue": 1.0}, given)
+
+
+def test_given_weights_are_laid_over_the_defaults() -> None:
+    assert terms.weights_over({"queue": 1.0, "prefill": 2.0}, {"queue": 3}) == {"queue": 3, "prefill": 2.0}

@@ -1,0 +1,469 @@
+"""Placement as serving sees it: over a real index, real side tables, real bookings and a clock in the test's hand."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from policies.kv_aware import KvAware
+from policies.round_robin import RoundRobin
+from router.core import Ask, Booking, Cost, EngineFacts, EventSource, Instance, Load, Outcome, Prompt, Snapshot, Stored
+from router.errors import NoEngine
+from router.routing.blocks import chain, root_key
+from router.routing.bookings import Bookings
+from router.routing.brain import RECEIPTS, Brain, Placed
+from router.routing.confidence import Confidence
+from router.routing.fleet import Fleet, Health, Rank
+from router.routing.index import BlockIndex
+from router.routing.recent import RecentDispatches
+from router.routing.sent import SentIndex
+
+BLOCK = 16
+SECRET = b"deployment secret"
+
+
+class Broken:
+    def costs(self, snapshot: Snapshot) -> Sequence[Cost]:
+        return []
+
+
+class World:
+    """A fleet of ready engines and the brain over it."""
+
+    def __init__(self, *engines: str, events: bool = True, **facts: Any) -> None:
+        self.now = 100.0
+        self.fleet = Fleet()
+        self.index = BlockIndex(SECRET, clock=self.clock)
+        self.sent = SentIndex(self.index, clock=self.clock)
+        self.recent = RecentDispatches(clock=self.clock)
+        self.bookings = Bookings[Placed]()
+        self.brain = Brain(
+            fleet=self.fleet,
+            index=self.index,
+            sent=self.sent,
+            recent=self.recent,
+            bookings=self.bookings,
+            policies={
+                "kv_aware": KvAware({}, random.Random(1)),
+                "round_robin": RoundRobin({}, random.Random(1)),
+                "broken": Broken(),  # type: ignore[dict-item]
+            },
+            default_policy="kv_aware",
+            model_policies={"turns": "round_robin"},
+            clock=self.clock,
+            dice=random.Random(1),
+        )
+        for engine in engines:
+            self.add(engine, events=events, **facts)
+
+    def clock(self) -> float:
+        return self.now
+
+    def add(self, engine: str, *, events: bool = True, model: str = "m", **facts: Any) -> None:
+        self.fleet.add(Instance(engine, f"http://{engine}:8000", "vllm", model), now=self.now)
+        ranks = facts.get("ranks", 1)
+        sources = tuple(EventSource(rank, f"tcp://{engine}:{5557 + rank}") for rank in range(ranks)) if events else ()
+        facts = {"served": (model,), "block_size": BLOCK, "sources": sources} | facts
+        self.fleet.learn(engine, EngineFacts(**facts), now=self.now)
+        self.fleet.set_health(engine, Health.READY, "", now=self.now)
+        for rank in self.fleet.ranks(engine):
+            rank.confidence = Confidence(clock=self.clock)
+            if events:
+                rank.slot = self.index.open(engine, rank.rank, model=model, block_size=BLOCK)
+            else:
+                rank.slot = self.sent.open(engine, rank.rank, model=model, block_size=BLOCK)
+                rank.slot_is_assumed = True
+
+    def rank(self, engine: str, rank: int = 0) -> Rank:
+        found = self.fleet.rank(engine, rank)
+        assert found is not None
+        return found
+
+    def store(self, engine: str, tokens: Sequence[int], rank: int = 0, tier: str = "gpu") -> None:
+        """The engine announces all whole blocks of `tokens`."""
+        slot = self.rank(engine, rank).slot
+        assert slot is not None
+        blocks = len(tokens) // BLOCK
+        names = [hash(tuple(tokens[: (i + 1) * BLOCK])) & (1 << 64) - 1 for i in range(blocks)]
+        self.index.apply(slot, Stored(names, None, list(tokens[: blocks * BLOCK]), BLOCK, tier))
+
+    def place(self, request: Ask) -> Booking:
+        return self.brain.place_now(request)
+
+
+def ask(tokens: Sequence[int], id: str = "r1", model: str = "m", **rest: Any) -> Ask:
+    keys = chain(root_key(SECRET, model, None, None), array("I", tokens), BLOCK)
+    return Ask(id, model, Prompt(len(tokens), len(tokens), {BLOCK: keys}), domain="acme", **rest)
+
+
+def outcome(**rest: Any) -> Outcome:
+    basis = Outcome(
+        "r1", "m", "acme", "a", 0, 200, "complete", None, 1000, 0, 0, None, "none", 0.0, 0.0, 0.05, 0.5, True
+    )  # fmt: skip
+    return msgspec.structs.replace(basis, **rest)
+
+
+LONG = list(range(1000, 3048))  # 128 blocks, about 42 ms of prefill
+
+
+def test_a_request_goes_to_the_engine_that_holds_its_prefix() -> None:
+    world = World("a", "b", "c")
+    world.store("b", LONG)
+    booking = world.place(ask([*LONG, 1, 2, 3]))
+    assert booking.instance == "b"
+    assert (booking.tokens, booking.predicted_hit_tokens, booking.best_hit_tokens) == (2051, 2048, 2048)
+    assert (booking.url, booking.served, booking.engine, booking.policy) == ("http://b:8000", "m", "vllm", "kv_aware")
+    assert set(booking.attempts_left) == {"a", "c"}
+    assert booking.alone
+    assert not booking.target_rank
+
+
+def test_nobody_for_the_model_is_an_error_that_names_only_the_model() -> None:
+    world = World("a")
+    world.fleet.set_health("a", Health.DOWN, "secret host", now=world.now)
+    with pytest.raises(NoEngine) as caught:
+        world.place(ask(LONG))
+    assert caught.value.message == "No engine can serve the model 'm' at the moment."
+    assert caught.value.detail == "a/0: down: secret host"
+    with pytest.raises(NoEngine):
+        world.place(ask(LONG, model="unheard of"))
+
+
+def test_a_chain_matches_from_its_first_token_only() -> None:
+    """A prompt made of b's text followed by a's text: a holds it in the middle, which is worth nothing."""
+    first, second = LONG[:1024], LONG[1024:]
+    world = World("a", "b")
+    world.store("a", second)
+    world.store("b", first)
+    booking = world.place(ask(first + second))
+    assert (booking.instance, booking.predicted_hit_tokens) == ("b", 1024)
+
+
+def test_doubt_shortens_the_credit() -> None:
+    world = World("a")
+    world.store("a", LONG)
+    confidence = world.rank("a").confidence
+    assert confidence is not None
+    for _ in range(3):
+        confidence.answered(predicted_tokens=1000, delivered_tokens=0, slack_tokens=16)
+    booking = world.place(ask([*LONG, 1]))
+    assert 0.5 < confidence.value < 0.52
+    assert booking.predicted_hit_tokens == int(2048 * confidence.value)
+
+
+async def test_a_hit_rule_of_the_engine_caps_every_credit() -> None:
+    from router.core import HitRule
+
+    world = World("a", hit_rule=HitRule(alignment_tokens=512, drop_tokens=512))
+    world.store("a", LONG)
+    decision = await world.brain.explain(ask(LONG[:1600]))
+    assert decision.chosen.hit_tokens == 1024
+    assert decision.chosen.held_tokens == {"gpu": 1600}
+
+
+async def test_an_engine_whose_prefix_cache_is_off_earns_no_credit() -> None:
+    world = World("a", prefix_caching=False)
+    world.store("a", LONG)
+    world.place(ask(LONG))
+    assert (await world.brain.explain(ask(LONG))).chosen.hit_tokens == 0
+
+
+async def test_a_slower_tier_counts_as_held_but_costs_its_load() -> None:
+    world = World("a", "b")
+    world.store("a", LONG[:1024])
+    world.store("a", LONG, tier="host")
+    world.store("b", LONG)
+    decision = await world.brain.explain(ask([*LONG, 1]))
+    by_name = {scored.candidate.instance: scored for scored in decision.scored}
+    assert by_name["a"].candidate.held_tokens == {"gpu": 1024, "host": 2048}
+    assert by_name["a"].candidate.hit_tokens == by_name["b"].candidate.hit_tokens == 2048
+    assert by_name["a"].cost.value - by_name["b"].cost.value == pytest.approx(1024 * 0.0026)
+
+
+async def test_siblings_of_a_burst_follow_the_first_before_any_event() -> None:
+    world = World("a", "b", "c", "d")
+    long = list(range(30_000))
+    chosen = [world.place(ask(long, id=f"r{i}")) for i in range(16)]
+    assert len({booking.instance for booking in chosen}) <= 2
+    assert chosen[0].predicted_hit_tokens == 0
+    assert chosen[1].predicted_hit_tokens == 29_984
+    decision = await world.brain.explain(ask(long))
+    assert decision.chosen.expected_tokens == decision.chosen.hit_tokens == 29_984
+    assert decision.chosen.held_tokens == {}
+
+
+async def test_what_was_dispatched_is_forgotten_in_time_and_when_the_engine_fails() -> None:
+    world = World("a", "b")
+    first = world.place(ask(LONG))
+    world.now += 16
+    assert (await world.brain.explain(ask(LONG))).best_hit_tokens == 0
+    second = world.place(ask(LONG))
+    world.brain.release(
+        second.id, outcome(finish="upstream_failed", ttft_s=None, status=502, error="engine_unreachable")
+    )
+    decision = await world.brain.explain(ask(LONG))
+    assert decision.best_hit_tokens == 0
+    assert first.instance in {"a", "b"}
+
+
+def test_an_engine_that_refuses_a_connection_is_avoided_for_some_seconds() -> None:
+    world = World("a", "b")
+    world.store("a", LONG)
+    booking = world.place(ask(LONG))
+    world.brain.release(
+        booking.id, outcome(finish="upstream_failed", ttft_s=None, status=502, error="engine_unreachable")
+    )
+    assert world.place(ask(LONG)).instance == "b"
+    world.now += 6
+    assert world.place(ask(LONG)).instance == "a"
+
+
+async def test_another_domains_dispatches_are_not_seen() -> None:
+    world = World("a", "b")
+    world.place(ask(LONG))
+    stranger = msgspec.structs.replace(ask(LONG), domain="other")
+    assert (await world.brain.explain(stranger)).best_hit_tokens == 0
+
+
+async def test_text_that_is_not_tokenized_yet_still_brings_siblings_together() -> None:
+    world = World("a", "b", "c")
+    prompt = Prompt(40_000, 0, {}, text_keys=((11, 20_000), (12, 40_000)), source="exact", reason="")
+    request = Ask("r", "m", prompt, domain="acme")
+    first = world.place(request)
+    second = world.place(request)
+    assert second.instance == first.instance
+    assert second.predicted_hit_tokens > 39_000
+
+
+async def test_without_a_key_the_decision_says_why() -> None:
+    world = World("a", "b")
+    decision = await world.brain.explain(Ask("r", "m", Prompt(500, 0, {}, source="none", reason="an image")))
+    assert decision.reason == "no key: an image"
+    assert (await world.brain.explain(ask([1, 2, 3]))).reason == "no key: shorter than a block"
+    assert (await world.brain.explain(ask(LONG))).reason == ""
+
+
+def test_work_under_way_moves_the_next_request_elsewhere() -> None:
+    world = World("a", "b")
+    first = world.place(ask(list(range(20_000))))
+    second = world.place(ask(list(range(50_000, 70_000)), id="r2"))
+    assert {first.instance, second.instance} == {"a", "b"}
+    assert first.alone
+    assert second.alone
+    assert not world.place(ask(LONG, id="r3")).alone
+
+
+def test_all_totals_return_to_zero_whatever_the_order_of_calls() -> None:
+    world = World("a", "b")
+    dice = random.Random(4)
+    booked = [world.place(ask(list(range(i, i + 200)), id=f"r{i}", stream=i % 3 > 0)) for i in range(300)]
+    ends = [booking.id for booking in booked for _ in range(dice.randint(1, 3))]
+    dice.shuffle(ends)
+    for id in ends:
+        world.now += dice.random() / 50
+        dice.choice([world.brain.progress, lambda _: world.brain.sweep(world.now)])(id)
+        world.brain.release(id, outcome(finish=dice.choice(["complete", "client_gone", "upstream_failed"])))
+    for rank in world.fleet:
+        booked_there = rank.booked
+        assert (
+            booked_there.requests,
+            booked_there.kv_tokens,
+            booked_there.prefill_tokens,
+            booked_there.prefill_us,
+        ) == (0,) * 4
+    assert len(world.bookings) == 0
+
+
+def test_a_lease_that_runs_out_makes_the_engine_suspect_until_it_answers() -> None:
+    world = World("a", "b")
+    world.store("a", LONG)
+    stuck = world.place(ask(LONG))
+    assert stuck.instance == "a"
+    world.now += 40
+    assert world.place(ask(LONG, id="r2")).instance == "b"
+    assert world.brain.receipt("r2").filtered == {"a/0": "no first token for 40 s"}  # type: ignore[union-attr]
+    world.brain.release(stuck.id, outcome())
+    world.store("a", LONG)
+    assert world.place(ask(LONG, id="r3")).instance in {"a", "b"}
+    assert world.brain.receipt("r3").filtered == {}  # type: ignore[union-attr]
+
+
+def test_an_answer_without_a_stream_ends_its_prefill_by_estimate() -> None:
+    world = World("a")
+    world.place(ask(LONG, stream=False))
+    assert len(world.rank("a").booked.prefills) == 1
+    world.now += 0.2  # 43 ms were predicted
+    world.brain.sweep(world.now)
+    assert len(world.rank("a").booked.prefills) == 0
+    assert world.rank("a").booked.requests == 1
+
+
+def test_misses_cost_confidence_and_hits_give_it_back() -> None:
+    world = World("a")
+    world.store("a", LONG)
+    rank = world.rank("a")
+    assert rank.confidence is not None
+    world.brain.release(world.place(ask(LONG)).id, outcome(delivered_hit_tokens=0))
+    assert rank.confidence.value == pytest.approx(0.8)
+    world.brain.release(world.place(ask(LONG)).id, outcome(delivered_hit_tokens=2032))
+    assert rank.confidence.value > 0.8
+    assert (rank.hits.answers, rank.hits.delivered_tokens) == (2, 2032)
+
+
+async def test_a_count_above_the_prediction_teaches() -> None:
+    world = World("a")
+    booking = world.place(ask(LONG))
+    world.now += 20  # whatever was noted at dispatch has faded
+    assert (await world.brain.explain(ask(LONG))).best_hit_tokens == 0
+    world.brain.release(booking.id, outcome(delivered_hit_tokens=1024))
+    assert (await world.brain.explain(ask(LONG))).best_hit_tokens == 1024
+
+
+async def test_an_engine_without_events_is_believed_to_hold_what_it_was_sent() -> None:
+    world = World("a", "b", events=False)
+    booking = world.place(ask(LONG))
+    world.brain.release(booking.id, outcome())
+    world.now += 60
+    again = world.place(ask([*LONG, 1, 2, 3]))
+    assert again.instance == booking.instance
+    assert again.predicted_hit_tokens == 2048
+
+
+async def test_an_engine_without_events_is_corrected_by_what_it_reports() -> None:
+    world = World("a", events=False)
+    world.brain.release(world.place(ask(LONG)).id, outcome(delivered_hit_tokens=0))
+    world.now += 60
+    world.brain.release(world.place(ask(LONG)).id, outcome(delivered_hit_tokens=0))  # it promised, and broke it
+    world.now += 60
+    assert (await world.brain.explain(ask(LONG))).best_hit_tokens == 0
+
+
+def test_an_adapter_is_asked_for_by_its_own_name() -> None:
+    world = World("a", "b", loras=("law",))
+    assert world.place(ask(LONG, lora="law")).served == "law"
+
+
+def test_ranks_of_one_engine_are_placed_on_apart() -> None:
+    world = World("a", ranks=4, rank_targeting=True)
+    world.store("a", LONG, rank=2)
+    booking = world.place(ask(LONG))
+    assert (booking.instance, booking.rank, booking.target_rank) == ("a", 2, True)
+
+
+def test_ranks_that_cannot_be_targeted_count_for_what_they_hold_on_average() -> None:
+    world = World("a", ranks=4)
+    world.store("a", LONG, rank=2)
+    booking = world.place(ask([*LONG, 1]))
+    assert (booking.rank, booking.target_rank, booking.predicted_hit_tokens) == (0, False, 512)
+
+
+def test_the_policy_is_the_requests_else_the_models_else_the_default() -> None:
+    world = World("a", "b")
+    world.add("t", model="turns")
+    assert world.place(ask(LONG)).policy == "kv_aware"
+    assert world.place(ask(LONG, model="turns")).policy == "round_robin"
+    assert world.place(ask(LONG, policy="round_robin")).policy == "round_robin"
+    assert world.place(ask(LONG, policy="made up by a client")).policy == "kv_aware"
+
+
+def test_a_broken_policy_serves_the_request_and_is_counted() -> None:
+    world = World("a", "b")
+    booking = world.place(ask(LONG, policy="broken"))
+    assert booking.policy == "least_booked"
+    assert world.brain.policy_failures == {"broken": 1}
+
+
+def test_a_policy_that_does_not_exist_stops_the_start() -> None:
+    world = World()
+    with pytest.raises(ValueError, match="no such policy: nope"):
+        Brain(
+            fleet=world.fleet,
+            index=world.index,
+            sent=world.sent,
+            recent=world.recent,
+            bookings=world.bookings,
+            policies={},
+            default_policy="nope",
+            clock=world.clock,
+            dice=random.Random(1),
+        )
+
+
+def test_the_snapshot_says_what_the_engine_said() -> None:
+    seen: list[Snapshot] = []
+
+    class Spy:
+        def costs(self, snapshot: Snapshot) -> Sequence[Cost]:
+            seen.append(snapshot)
+            return [Cost(0.0, {})] * len(snapshot.candidates)
+
+    world = World("a", capacity_tokens=400_000)
+    world.brain._policies = {"kv_aware": Spy()}  # type: ignore[dict-item]
+    world.rank("a").load = Load(at=world.now - 0.5, running=7, waiting=3, kv_usage=0.25)
+    world.place(ask(LONG, tenant="acme", session="s1", max_output_tokens=50, choices=2, request_class="batch"))
+    world.place(ask(LONG))
+    first, second = seen
+    assert (first.at, first.tokens, first.model, first.tenant, first.session) == (100.0, 2048, "m", "acme", "s1")
+    assert (first.request_class, first.turn, first.choices, first.output_tokens) == ("batch", 1, 2, 50)
+    there = first.candidates[0]
+    assert (there.running, there.waiting, there.kv_usage, there.load_age_s) == (7, 3, 0.25, 0.5)
+    assert (there.capacity_tokens, there.booked_requests, there.recent_tokens) == (400_000, 0, 0)
+    then = second.candidates[0]
+    assert (then.booked_requests, then.booked_prefills, then.booked_prefill_tokens) == (1, 1, 2048)
+    assert (then.booked_kv_tokens, then.recent_tokens, then.expected_tokens) == (2048 + 2 * 50, 2048, 2032)
+    assert then.booked_prefill_ms == pytest.approx(then.rates.prefill_ms(2048, 2048), abs=0.001)
+
+
+def test_prefill_rates_are_learned_from_requests_that_were_alone() -> None:
+    world = World("a")
+    rank = world.rank("a")
+    for _ in range(60):
+        booking = world.place(ask(list(range(20_000)), id="slow"))
+        world.now += 20
+        world.brain.release(booking.id, outcome(input_tokens=20_000, ttft_s=1.2, delivered_hit_tokens=0))
+    predicted = 20_000 * 0.01983 + 7.95e-7 * 20_000 * 10_000
+    assert rank.factor.value == pytest.approx(min(2.0, (1200 - 6.66) / predicted), rel=0.01)
+    assert rank.factor.rates.c1_ms == pytest.approx(0.01983 * rank.factor.value)
+
+
+async def test_sessions_one_at_a_time_spread_and_stay() -> None:
+    """Paced traffic, where nothing overlaps: new sessions use all engines, each session stays on one."""
+    world = World("a", "b", capacity_tokens=400_000)
+    common = list(range(32))  # the same system prompt for everyone
+    homes: dict[int, set[str]] = {session: set() for session in range(40)}
+    for session in homes:
+        tokens = [*common, *range(10_000 * (session + 1), 10_000 * (session + 1) + 1500)]
+        for turn in range(6):
+            booking = world.place(ask(tokens, id=f"s{session}t{turn}"))
+            homes[session].add(booking.instance)
+            world.now += 1
+            world.store(booking.instance, tokens)
+            world.brain.progress(booking.id)
+            world.brain.release(booking.id, outcome(input_tokens=len(tokens)))
+            tokens = [*tokens, *range(turn * 300, turn * 300 + 300)]
+            world.now += 5
+    assert all(len(instances) == 1 for instances in homes.values())
+    first = [next(iter(instances)) for instances in homes.values()]
+    assert 16 <= first.count("a") <= 24
+
+
+def test_receipts_are_kept_for_the_last_requests_only() -> None:
+    world = World("a", "b")
+    for number in range(RECEIPTS + 5):
+        world.brain.release(world.place(ask([number] * 20, id=f"r{number}")).id, outcome())
+    assert world.brain.receipt("r4") is None
+    receipt = world.brain.receipt(f"r{RECEIPTS + 4}")
+    assert receipt is not None
+    assert {part for scored in receipt.scored for part in scored.cost.parts} >= {"queue", "prefill"}
+
+
+async def test_explain_books_nothing() -> None:
+    world = World("a", "b")
+    await world.brain.explain(ask(LONG))
+    assert len(world.bookings) == 0
+    assert (await world.brain.explain(ask(LONG))).best_hit_tokens == 0

@@ -1,0 +1,209 @@
+"""Which ranks can serve a request, and why the others cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from router.core import Ask, EngineFacts, EventSource, Instance, Prompt
+from router.routing.fleet import ASSUMED_BLOCK_SIZE, SUSPECT_S, Fleet, Health, Rank
+
+
+def instance(id: str, model: str = "m", **rest: Any) -> Instance:
+    return Instance(id, f"http://{id}:8000", "vllm", model, **rest)
+
+
+def ask(model: str = "m", tokens: int = 100, **rest: Any) -> Ask:
+    return Ask("r1", model, Prompt(tokens, tokens, {}), **rest)
+
+
+def fleet_of(*instances: Instance, facts: EngineFacts | None = None) -> Fleet:
+    fleet = Fleet()
+    for each in instances:
+        fleet.add(each, now=0.0)
+        fleet.learn(each.id, facts or EngineFacts(served=()), now=0.0)
+        fleet.set_health(each.id, Health.READY, "", now=0.0)
+    return fleet
+
+
+def ids(fleet: Fleet, request: Ask, now: float = 0.0) -> list[str]:
+    return [rank.id for rank in fleet.candidates(request, now=now)[0]]
+
+
+def rank(fleet: Fleet, id: str, number: int = 0) -> Rank:
+    found = fleet.rank(id, number)
+    assert found is not None
+    return found
+
+
+def test_ready_engines_of_the_model_are_candidates() -> None:
+    fleet = fleet_of(instance("a"), instance("b"), instance("c", model="other"))
+    assert ids(fleet, ask()) == ["a/0", "b/0"]
+    assert ids(fleet, ask("other")) == ["c/0"]
+    assert ids(fleet, ask("unheard of")) == []
+
+
+@pytest.mark.parametrize("health", [health for health in Health if health is not Health.READY])
+def test_an_engine_that_is_not_ready_is_filtered_with_the_reason(health: Health) -> None:
+    fleet = fleet_of(instance("a"), instance("b"))
+    fleet.set_health("a", health, "because", now=5.0)
+    ranks, filtered = fleet.candidates(ask(), now=6.0)
+    assert [each.id for each in ranks] == ["b/0"]
+    assert filtered == {"a/0": f"{health.value}: because"}
+
+
+def test_an_engine_is_unknown_until_it_is_heard_of() -> None:
+    fleet = Fleet()
+    fleet.add(instance("a"), now=0.0)
+    assert fleet.candidates(ask(), now=0.0) == ((), {"a/0": "unknown: not heard of yet"})
+
+
+def test_health_changes_are_seen_at_once_and_reported_once() -> None:
+    fleet = fleet_of(instance("a"))
+    assert ids(fleet, ask()) == ["a/0"]
+    assert fleet.set_health("a", Health.DOWN, "no connection", now=3.0)
+    assert not fleet.set_health("a", Health.DOWN, "no connection", now=4.0)
+    assert ids(fleet, ask()) == []
+    assert (rank(fleet, "a").since, rank(fleet, "a").reason) == (3.0, "no connection")
+
+
+def test_a_draining_engine_stays_so_whatever_its_polls_say() -> None:
+    fleet = fleet_of(instance("a"))
+    fleet.set_health("a", Health.DRAINING, "by the operator", now=1.0)
+    assert not fleet.set_health("a", Health.READY, "", now=2.0)
+    assert ids(fleet, ask()) == []
+    fleet.undrain("a", now=3.0)
+    fleet.set_health("a", Health.READY, "", now=4.0)
+    assert ids(fleet, ask()) == ["a/0"]
+
+
+def test_one_dead_rank_takes_only_itself_away() -> None:
+    fleet = fleet_of(instance("a"), facts=EngineFacts(served=(), ranks=3, rank_targeting=True))
+    fleet.set_health("a", Health.DOWN, "", now=1.0, rank=1)
+    assert ids(fleet, ask()) == ["a/0", "a/2"]
+
+
+def test_excluded_instances_are_not_tried_again_even_if_nobody_is_left() -> None:
+    fleet = fleet_of(instance("a"), instance("b"))
+    assert ids(fleet, ask(exclude=("a",))) == ["b/0"]
+    ranks, filtered = fleet.candidates(ask(exclude=("a", "b")), now=0.0)
+    assert list(ranks) == []
+    assert filtered == {"a/0": "tried before", "b/0": "tried before"}
+
+
+def test_long_prompts_go_where_they_fit_and_to_all_if_they_fit_nowhere() -> None:
+    fleet = fleet_of(instance("big", capacity_tokens=228_000), instance("small", capacity_tokens=81_000))
+    assert ids(fleet, ask(tokens=80_000)) == ["big/0", "small/0"]
+    assert ids(fleet, ask(tokens=90_000)) == ["big/0"]
+    assert ids(fleet, ask(tokens=900_000)) == ["big/0", "small/0"]
+
+
+def test_suspects_are_avoided_for_a_while_but_serve_if_nobody_else_can() -> None:
+    fleet = fleet_of(instance("a"), instance("b"))
+    fleet.suspect(rank(fleet, "a"), "no first token", now=10.0)
+    assert ids(fleet, ask(), now=11.0) == ["b/0"]
+    assert fleet.candidates(ask(), now=11.0)[1] == {"a/0": "no first token"}
+    fleet.suspect(rank(fleet, "b"), "no first token", now=11.0)
+    assert ids(fleet, ask(), now=12.0) == ["a/0", "b/0"]
+    assert ids(fleet, ask(), now=10.0 + SUSPECT_S) == ["a/0"]
+    assert ids(fleet, ask(), now=11.0 + SUSPECT_S) == ["a/0", "b/0"]
+
+
+def test_a_suspect_that_answers_is_trusted_again() -> None:
+    fleet = fleet_of(instance("a"), instance("b"))
+    fleet.suspect(rank(fleet, "a"), "no first token", now=10.0)
+    fleet.trust(rank(fleet, "a"))
+    assert ids(fleet, ask(), now=11.0) == ["a/0", "b/0"]
+
+
+def test_one_public_name_over_engines_that_call_the_model_differently() -> None:
+    fleet = fleet_of(instance("a", served="qwen-fp8"), instance("b"))
+    fleet.learn("b", EngineFacts(served=("Qwen/Qwen3-8B", "alias")), now=0.0)
+    assert rank(fleet, "a").served(None) == "qwen-fp8"
+    assert rank(fleet, "b").served(None) == "Qwen/Qwen3-8B"
+    assert rank(fleet, "b").served("my-lora") == "my-lora"
+
+
+def test_an_engine_that_does_not_list_the_configured_name_is_filtered() -> None:
+    fleet = fleet_of(instance("a", served="typo"), facts=EngineFacts(served=("right",)))
+    assert fleet.candidates(ask(), now=0.0)[1] == {"a/0": "does not serve 'typo'"}
+
+
+def test_an_adapter_name_is_served_by_the_engines_that_loaded_it() -> None:
+    fleet = fleet_of(instance("a"), instance("b"))
+    fleet.learn("a", EngineFacts(served=("m",), loras=("law",)), now=0.0)
+    assert fleet.resolve("m") == ("m", None)
+    assert fleet.resolve("law") == ("m", "law")
+    assert fleet.resolve("nobody's") is None
+    assert fleet.loras("m") == {"law"}
+    assert ids(fleet, ask(lora="law")) == ["a/0"]
+    assert fleet.candidates(ask(lora="law"), now=0.0)[1] == {"b/0": "does not serve the adapter 'law'"}
+    assert ids(fleet, ask()) == ["a/0", "b/0"]
+
+
+def test_ranks_that_can_be_targeted_are_candidates_each() -> None:
+    fleet = fleet_of(instance("a"), facts=EngineFacts(served=(), ranks=3, rank_targeting=True))
+    assert ids(fleet, ask()) == ["a/0", "a/1", "a/2"]
+    assert rank(fleet, "a").peers == ()
+
+
+def test_ranks_that_cannot_be_targeted_are_one_candidate() -> None:
+    fleet = fleet_of(instance("a"), facts=EngineFacts(served=(), ranks=3))
+    assert ids(fleet, ask()) == ["a/0"]
+    assert [peer.id for peer in rank(fleet, "a").peers] == ["a/1", "a/2"]
+
+
+def test_learning_of_fewer_ranks_hands_back_those_gone() -> None:
+    fleet = fleet_of(instance("a"), facts=EngineFacts(served=(), ranks=3, rank_targeting=True))
+    gone = fleet.learn("a", EngineFacts(served=(), ranks=1), now=1.0)
+    assert [each.id for each in gone] == ["a/1", "a/2"]
+    assert ids(fleet, ask()) == ["a/0"]
+
+
+def test_engines_join_and_leave_at_run_time() -> None:
+    fleet = fleet_of(instance("a"))
+    assert ids(fleet, ask()) == ["a/0"]
+    fleet.add(instance("b"), now=1.0)
+    assert ids(fleet, ask()) == ["a/0"]
+    fleet.set_health("b", Health.READY, "", now=1.0)
+    assert ids(fleet, ask()) == ["a/0", "b/0"]
+    assert [each.id for each in fleet.remove("a")] == ["a/0"]
+    assert ids(fleet, ask()) == ["b/0"]
+    assert fleet.remove("a") == []
+
+
+def test_a_reloaded_instance_keeps_its_state_unless_it_is_another_engine() -> None:
+    fleet = fleet_of(instance("a"))
+    before = rank(fleet, "a")
+    fleet.add(instance("a", labels={"zone": "x"}), now=1.0)
+    assert rank(fleet, "a") is before
+    assert before.instance.labels == {"zone": "x"}
+    fleet.add(Instance("a", "http://elsewhere", "vllm", "m"), now=1.0)
+    assert rank(fleet, "a") is not before
+    assert ids(fleet, ask()) == []
+
+
+def test_block_sizes_of_a_mixed_fleet() -> None:
+    fleet = fleet_of(instance("a"), instance("b", block_size=48), instance("c", model="other"))
+    assert fleet.block_sizes("m") == {48, ASSUMED_BLOCK_SIZE}
+    fleet.learn("a", EngineFacts(served=(), block_size=32, sources=(EventSource(0, "tcp://a:5557"),)), now=0.0)
+    assert fleet.block_sizes("m") == {32, 48}
+    assert fleet.block_sizes("other") == {ASSUMED_BLOCK_SIZE}
+    assert fleet.block_sizes("unheard of") == frozenset()
+
+
+def test_names_made_up_by_clients_leave_nothing_behind() -> None:
+    fleet = fleet_of(instance("a"))
+    for number in range(100):
+        fleet.candidates(ask(f"made-up-{number}"), now=0.0)
+        fleet.candidates(ask(lora=f"made-up-{number}"), now=0.0)
+    assert len(fleet._routable) <= 1
+
+
+def test_rows_for_the_live_view() -> None:
+    fleet = fleet_of(instance("a", labels={"gpu": "h100"}), facts=EngineFacts(served=("x",), version="0.32.0"))
+    row = fleet.rows(now=2.0)[0]
+    assert (row["instance"], row["rank"], row["model"], row["served"]) == ("a", 0, "m", "x")
+    assert (row["health"], row["since_s"], row["labels"], row["version"]) == ("ready", 2.0, {"gpu": "h100"}, "0.32.0")
+    assert row["booked_prefill_ms"] == 0
