@@ -114,8 +114,11 @@ def _stored(fields: dict[str, Any]) -> Stored:
         parent = _hash(parent) or None  # llm-d-inference-sim writes 0 for "no parent"
     block_size = _count(get("block_size"))
     tokens = _tokens(get("token_ids"), len(hashes) * block_size)
+    group = _count(get("group_idx"))
+    if get("lora_name") is get("lora_id") is get("cache_salt") is None and not any(get("extra_keys") or ()):
+        return Stored(hashes, parent, tokens, block_size, _tier(fields), None, None, group)
     lora, salt, media = _identity(fields, root=parent is None)
-    return Stored(hashes, parent, tokens, block_size, _tier(fields), lora, salt, _count(get("group_idx")), media)
+    return Stored(hashes, parent, tokens, block_size, _tier(fields), lora, salt, group, media)
 
 
 def _removed(fields: dict[str, Any]) -> Removed:
@@ -134,6 +137,8 @@ def _hashes(raw: Any) -> list[int]:
     """Engine hashes as u64. SGLang's are signed; vLLM's are unsigned, or whole digests of which the end is the u64."""
     if not raw or type(raw) is not list:
         raise _Unusable
+    if len(raw) == 1:
+        return [_hash(raw[0])]
     try:
         return [value & _U64 for value in raw]
     except TypeError:
@@ -141,9 +146,11 @@ def _hashes(raw: Any) -> list[int]:
 
 
 def _hash(raw: int | bytes) -> int:
+    if type(raw) is int:
+        return raw & _U64
     if type(raw) is bytes and raw:
         return int.from_bytes(raw[-8:], "big")
-    return raw & _U64  # type: ignore[operator]  # anything else raises TypeError, which is what is wanted
+    raise _Unusable
 
 
 def _tokens(raw: Any, expected: int) -> list[int]:
@@ -164,6 +171,8 @@ def _tokens(raw: Any, expected: int) -> list[int]:
 
 def _tier(fields: dict[str, Any]) -> str:
     medium = fields.get("medium")
+    if medium == "GPU" and "locality" not in fields:
+        return "gpu"
     tier = _TIERS.get(medium) or _TIERS[str.upper(medium)]  # type: ignore[arg-type]  # TypeError if it is no text
     locality = fields.get("locality")
     return tier if locality is None or str.upper(locality) != "REMOTE" else "remote"

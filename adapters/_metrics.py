@@ -28,14 +28,12 @@ def samples(page: bytes, name: bytes) -> Iterator[tuple[bytes, float]]:
 
 def _first_line(page: bytes, name: bytes) -> int:
     """Where the first line of `name` begins, -1: nowhere. A longer name that begins alike is another one."""
-    start = 0 if page.startswith(name) else page.find(b"\n" + name) + 1
-    while start or page.startswith(name):
-        if page.startswith((b"{", b" "), start + len(name)):
-            return start
+    start = 0
+    while not (page.startswith(name, start) and page.startswith((b"{", b" "), start + len(name))):
         start = page.find(b"\n" + name, start) + 1
         if not start:
-            break
-    return -1
+            return -1
+    return start
 
 
 def label(labels: bytes, key: bytes) -> str | None:

@@ -21,11 +21,13 @@ from router.core import Candidate, Cost, Snapshot
 WEIGHTS: Mapping[str, float] = {
     "queue": 1.0,
     "prefill": 1.0,
-    "neighbours": 0.1,
+    "neighbours": 0.5,
     "duplication": 0.25,
-    "decode": 0.05,
+    "decode": 0.15,
     "memory": 1.0,
 }
+"""Chosen by replaying three Mooncake traces (FAST '25; 3 to 4 × their speed, 8 simulated 8B engines on H100). With less for
+neighbours the knee comes earlier, with 1.0 long prompts pay; the others hardly matter within a factor of two."""
 
 
 class KvAware:

@@ -387,7 +387,10 @@ class Placement(Protocol):
     """The only door between serving and routing. Arguments and results are small and serializable (`wire.py`)."""
 
     async def place(self, ask: Ask) -> Booking:
-        """Choose a candidate and book it. Raises `NoEngine` when nobody can serve the model."""
+        """Choose a candidate and book it. Raises `NoEngine` when nobody can serve the model.
+
+        Cancelled (the client has left), it leaves nothing booked.
+        """
         ...
 
     def progress(self, booking_id: int) -> None:

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.core import Outcome
+from router.core import Outcome, Usage
 
 RECENT_OUTCOMES = 1000
 
@@ -42,6 +42,15 @@ _RANK_GAUGES = {
     "booked_prefill_ms": "Prefill work of ours there that is not past its first token, in milliseconds.",
     "confidence": "How far the index is believed for this rank, 0 to 1.",
     "index_blocks": "Blocks the index holds for this rank.",
+}
+
+_TOKEN_COUNTS = {
+    "input": ("warmroute_input_tokens", "Prompt tokens."),
+    "told": ("warmroute_input_tokens_told", "Prompt tokens of answers that told their hit: what hits are a share of."),
+    "output": ("warmroute_output_tokens", "Tokens generated."),
+    "best_hit": ("warmroute_best_hit_tokens", "Hit tokens on the rank that held most."),
+    "predicted_hit": ("warmroute_predicted_hit_tokens", "Hit tokens predicted for the rank that was chosen."),
+    "delivered_hit": ("warmroute_delivered_hit_tokens", "Hit tokens the engine told of."),
 }
 
 _access = logging.getLogger("warmroute.access")
@@ -121,6 +130,25 @@ class _Buckets:
         self.total = 0.0
 
 
+class _Tokens:
+    """Token totals of one model on one instance."""
+
+    __slots__ = ("best_hit", "delivered_hit", "input", "output", "predicted_hit", "told")
+
+    def __init__(self) -> None:
+        self.input = self.told = self.output = self.best_hit = self.predicted_hit = self.delivered_hit = 0
+
+    def add(self, outcome: Outcome, usage: Usage | None) -> None:
+        self.input += outcome.input_tokens
+        self.best_hit += outcome.best_hit_tokens
+        self.predicted_hit += outcome.predicted_hit_tokens
+        if outcome.delivered_hit_tokens is not None:
+            self.told += outcome.input_tokens
+            self.delivered_hit += outcome.delivered_hit_tokens
+        if usage is not None:
+            self.output += usage.output_tokens
+
+
 class Telemetry:
     """Give `observe` the outcomes; ask for `page`.
 
@@ -138,18 +166,12 @@ class Telemetry:
         self._feed = feed
         self._recent: deque[Outcome] = deque(maxlen=RECENT_OUTCOMES)
         self._lag_max = 0.0
-        where = ("model", "instance")
         self._requests = Counts("warmroute_requests", "Requests that ended.", ("model", "finish", "status"))
         self._errors = Counts("warmroute_errors", "Requests that ended with an error.", ("model", "error"))
         self._retries = Counts("warmroute_retries", "Further attempts at a request.", ("model",))
         self._prompts = Counts("warmroute_prompt_source", "How prompts were read.", ("model", "source"))
         self._delivered = Counts("warmroute_delivered_source", "Where hit counts came from.", ("model", "source"))
-        self._input = Counts("warmroute_input_tokens", "Prompt tokens.", where)
-        self._told = Counts("warmroute_input_tokens_told", "Prompt tokens of answers that told their hit.", where)
-        self._output = Counts("warmroute_output_tokens", "Tokens generated.", where)
-        self._best_hit = Counts("warmroute_best_hit_tokens", "Hit tokens on the rank that held most.", where)
-        self._predicted_hit = Counts("warmroute_predicted_hit_tokens", "Hit tokens predicted where it went.", where)
-        self._delivered_hit = Counts("warmroute_delivered_hit_tokens", "Hit tokens the engine told of.", where)
+        self._tokens: dict[tuple[str, str], _Tokens] = {}
         self._ttft = Histogram("warmroute_ttft_seconds", "From the request to the first token of a stream.", _TTFT_S)
         self._tpot = Histogram("warmroute_tpot_seconds", "Time per further output token of a stream.", _TPOT_S)
         self._duration = Histogram("warmroute_request_duration_seconds", "From request to end.", _DURATION_S)
@@ -171,23 +193,20 @@ class Telemetry:
             self._observe_placed(outcome, model, outcome.instance)
 
     def _observe_placed(self, outcome: Outcome, model: str, instance: str) -> None:
-        where = (model, instance)
         usage = outcome.usage
         self._queue.observe(outcome.queue_s, model)
         self._prompts.add((model, outcome.prompt_source))
         self._delivered.add((model, outcome.delivered_source))
-        self._input.add(where, outcome.input_tokens)
-        self._best_hit.add(where, outcome.best_hit_tokens)
-        self._predicted_hit.add(where, outcome.predicted_hit_tokens)
-        if outcome.delivered_hit_tokens is not None:
-            self._told.add(where, outcome.input_tokens)
-            self._delivered_hit.add(where, outcome.delivered_hit_tokens)
-        if usage is not None:
-            self._output.add(where, usage.output_tokens)
+        tokens = self._tokens.get((model, instance)) or self._begin_tokens(model, instance)
+        tokens.add(outcome, usage)
         if outcome.ttft_s is not None:
             self._ttft.observe(outcome.ttft_s, model)
             if usage is not None and usage.output_tokens > 1:
                 self._tpot.observe((outcome.took_s - outcome.ttft_s) / (usage.output_tokens - 1), model)
+
+    def _begin_tokens(self, model: str, instance: str) -> _Tokens:
+        key = (model, instance) if len(self._tokens) < _SERIES else (_OTHER, _OTHER)
+        return self._tokens.setdefault(key, _Tokens())
 
     def decided(self, took_us: float) -> None:
         """A placement decision has been made."""
@@ -212,7 +231,8 @@ class Telemetry:
         """The metrics page in Prometheus text format, written in a thread."""
         lag_max, self._lag_max = self._lag_max, 0.0
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Page([*self._gauges(lag_max), *self._feed_counts()], self._families()))
+        ready = [*self._gauges(lag_max), *self._feed_counts(), *self._token_counts()]
+        registry.register(_Page(ready, self._families()))
         ProcessCollector(namespace="warmroute", registry=registry)
         return await asyncio.to_thread(generate_latest, registry)
 
@@ -227,6 +247,13 @@ class Telemetry:
             for row in rows:
                 if row.get(name) is not None:
                     family.add_metric([row.get("model", ""), row["instance"], str(row["rank"])], row[name])
+            yield family
+
+    def _token_counts(self) -> Iterator[Metric]:
+        for attribute, (name, help_text) in _TOKEN_COUNTS.items():
+            family = CounterMetricFamily(name, help_text, labels=["model", "instance"])
+            for key, tokens in self._tokens.items():
+                family.add_metric(key, getattr(tokens, attribute))
             yield family
 
     def _feed_counts(self) -> Iterator[Metric]:

@@ -8,7 +8,7 @@ import random
 import signal
 from collections.abc import Iterator, Sequence
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 import typer
 import uvloop
@@ -27,6 +27,8 @@ from router.lab.options import SimEngineOptions
 from router.lab.server import SimEngineServer
 
 MODEL = "demo"
+JOIN_S = 10.0
+JOIN_POLL_S = 0.05
 TABLE_EVERY_S = 0.5
 LINES_EVERY_S = 5.0
 CAPACITY_TOKENS = 40_000
@@ -84,7 +86,7 @@ def demo(
         write_json(json, rows)
 
 
-async def run(plan: Plan) -> list[dict[str, Any]]:
+async def run(plan: Plan) -> list[live_table.Row]:
     """Until ctrl-c, SIGTERM or the time is over. The rows of the fleet as they were at the end."""
     from router.app import Running  # here, not at the top: no other command should wait for the whole gateway
 
@@ -94,12 +96,13 @@ async def run(plan: Plan) -> list[dict[str, Any]]:
         engines = [await stack.enter_async_context(_engine(plan, seed)) for seed in range(plan.engines)]
         config = _config(plan, [engine.url for engine in engines], state_dir)
         running = await stack.enter_async_context(Running(config))
+        await _joined(running.live, plan.engines)
         print(WELCOME.format(engines=plan.engines, url=running.url, admin=running.admin_url), flush=True)
         traffic = Traffic(running.url, MODEL, people=plan.people, speed=plan.speed, dice=random.Random(0))
         switch = await stack.enter_async_context(Switch(traffic, on=plan.traffic))
         stack.enter_context(_told_to_end(stop, plan.seconds))
         await _watch(running.live, switch, stop)
-        return await running.live.fleet()
+        return await _rows(running.live)
 
 
 def _engine(plan: Plan, seed: int) -> SimEngineServer:
@@ -164,20 +167,49 @@ def _told_to_end(stop: asyncio.Event, seconds: float | None) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
+async def _joined(live: Live, engines: int) -> None:
+    """Waits, if not forever, until the gateway knows all engines and how they read: no first request is refused."""
+    for _ in range(round(JOIN_S / JOIN_POLL_S)):
+        if _complete((await live.readiness())["models"].get(MODEL), engines):
+            return
+        await asyncio.sleep(JOIN_POLL_S)
+
+
+def _complete(model: live_table.Row | None, engines: int) -> bool:
+    return model is not None and model["ready"] == engines and model["prompts"]["state"] in ("EXACT", "DEGRADED")
+
+
+async def _rows(live: Live) -> list[live_table.Row]:
+    return live_table.with_recent(await live.fleet(), await live.requests(None))
+
+
 async def _watch(live: Live, switch: Switch, stop: asyncio.Event) -> None:
     console = Console(highlight=False)
-    if not console.is_terminal:
-        while not await _within(LINES_EVERY_S, stop):
-            for row in await live.fleet():
-                print(live_table.line(row), flush=True)
-        return
+    await (_watch_table(console, live, switch, stop) if console.is_terminal else _watch_lines(live, switch, stop))
+
+
+async def _watch_lines(live: Live, switch: Switch, stop: asyncio.Event) -> None:
+    ended = False
+    while not ended:
+        ended = await _within(LINES_EVERY_S, stop)
+        for row in await _rows(live):
+            print(live_table.line(row))
+        print(_status(switch), flush=True)
+
+
+async def _watch_table(console: Console, live: Live, switch: Switch, stop: asyncio.Event) -> None:
     with pressed({"t": switch.toggle}) as keys, Display(console=console, auto_refresh=False) as display:
-        while True:
-            status = f"sample traffic: {'on' if switch.on else 'off'}" + (" (t switches it)" if keys else "")
-            status += f", {switch.traffic.answered} answered; ctrl-c ends"
-            display.update(Group(live_table.table(await live.fleet()), status), refresh=True)
-            if await _within(TABLE_EVERY_S, stop):
-                return
+        ended = False
+        while not ended:
+            hint = "; t switches it, ctrl-c ends" if keys else "; ctrl-c ends"
+            table = live_table.table(await _rows(live))
+            display.update(Group(table, live_table.LEGEND, _status(switch) + hint), refresh=True)
+            ended = await _within(TABLE_EVERY_S, stop)
+
+
+def _status(switch: Switch) -> str:
+    failed = f", {switch.traffic.failed} failed" if switch.traffic.failed else ""
+    return f"sample traffic {'on' if switch.on else 'off'}: {switch.traffic.answered} answered{failed}"
 
 
 async def _within(seconds: float, stop: asyncio.Event) -> bool:

@@ -43,24 +43,26 @@ def explain(
 def show(answer: Mapping[str, Any]) -> None:
     """The decision as a table, then what was left out, then why the cache had no say, if so."""
     console = terminal()
-    decision = answer.get("decision", answer)
-    console.print(_table(decision))
-    for candidate, reason in decision["filtered"].items():
+    request = answer["request"]
+    read = f"{request['tokens']:,} tokens, turn {request['turn']}, read {request['prompt_source']}"
+    console.print(Text(f"{request['model']}: {read}"))
+    console.print(_table(answer))
+    for candidate, reason in answer["filtered"].items():
         console.print(Text(f"left out: {candidate}: {reason}"))
-    if decision.get("reason"):
-        console.print(Text(f"note: {decision['reason']}"))
+    for reason in filter(None, (request["reason"], answer["reason"])):
+        console.print(Text(f"note: {reason}"))
 
 
-def _table(decision: Mapping[str, Any]) -> Table:
-    scored = decision["scored"]
-    parts = list(dict.fromkeys(part for row in scored for part in row["cost"]["parts"]))
-    unit = scored[0]["cost"]["unit"] if scored else ""
-    table = Table(title=f"policy {decision['policy']}, costs in {unit}: the least is taken", title_justify="left")
+def _table(answer: Mapping[str, Any]) -> Table:
+    candidates = answer["candidates"]
+    parts = list(dict.fromkeys(part for candidate in candidates for part in candidate["cost"]["parts"]))
+    unit = candidates[0]["cost"]["unit"] if candidates else ""
+    table = Table(title=f"policy {answer['policy']}, costs in {unit}: the least is taken", title_justify="left")
     table.add_column("candidate")
     for heading in ("cost", *parts, "cached tokens", "confidence", "booked", "running", "waiting"):
         table.add_column(heading, justify="right")
-    for row in scored:
-        candidate, cost = row["candidate"], row["cost"]
+    for candidate in candidates:
+        cost = candidate["cost"]
         table.add_row(
             Text(f"{candidate['instance']}/{candidate['rank']}"),  # not markup: an id may be [::1]:8000
             f"{cost['value']:,.1f}",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from rich.table import Table
@@ -16,52 +17,65 @@ LEGEND = (
 )
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """One line a rank, from the rows of `core.Live.fleet`."""
-    shown = Table(caption=LEGEND, caption_justify="left")
+Row = Mapping[str, Any]
+
+
+def with_recent(rows: Iterable[Row], outcomes: Iterable[Row]) -> list[Row]:
+    """The rows of `core.Live.fleet` with `hit_rate` and `ttft_p50_s` out of the last outcomes, where there are any."""
+    by_rank: dict[tuple[str, int], list[Row]] = {}
+    for outcome in outcomes:
+        by_rank.setdefault((outcome["instance"], outcome["rank"]), []).append(outcome)
+    return [{**row, **_recent(by_rank.get((row["instance"], row["rank"]), []))} for row in rows]
+
+
+def _recent(outcomes: Sequence[Row]) -> dict[str, float | None]:
+    told = [outcome for outcome in outcomes if outcome["delivered_hit_tokens"] is not None]
+    tokens = sum(outcome["input_tokens"] for outcome in told)
+    first_tokens = [outcome["ttft_s"] for outcome in outcomes if outcome["ttft_s"] is not None]
+    return {
+        "hit_rate": sum(outcome["delivered_hit_tokens"] for outcome in told) / tokens if tokens else None,
+        "ttft_p50_s": median(first_tokens) if first_tokens else None,
+    }
+
+
+def table(rows: Iterable[Row]) -> Table:
+    """One line a rank; an engine that has not joined yet shows its state only."""
+    shown = Table()
     shown.add_column("engine")
     shown.add_column("cache", width=BAR_CELLS + 5)
     for heading in ("busy", "running", "waiting", "hit rate", "TTFT"):
         shown.add_column(heading, justify="right")
     shown.add_column("state")
     for row in rows:
-        filled = cache_filled(row)
-        shown.add_row(
-            Text(_name(row)),
-            _bar(filled),
-            _percent(row["kv_usage"]),
-            str(row["running"]),
-            str(row["waiting"]),
-            _percent(row.get("hit_rate")),
-            _seconds(row.get("ttft_p50_s")),
-            Text(row["health"]),
-        )
+        shown.add_row(Text(_name(row)), _bar(cache_filled(row)), *_cells(row).values(), Text(row["health"]))
     return shown
 
 
-def line(row: Mapping[str, Any]) -> str:
+def line(row: Row) -> str:
     """The same in one line of text."""
-    parts = {
-        "cache": _percent(cache_filled(row)),
-        "busy": _percent(row["kv_usage"]),
-        "running": row["running"],
-        "waiting": row["waiting"],
+    cells = {"cache": _percent(cache_filled(row)), **_cells(row), "state": row["health"]}
+    return "  ".join((_name(row), *(f"{heading} {cell}" for heading, cell in cells.items())))
+
+
+def _cells(row: Row) -> dict[str, str]:
+    return {
+        "busy": _percent(row.get("kv_usage")),
+        "running": str(row.get("running", "–")),
+        "waiting": str(row.get("waiting", "–")),
         "hit rate": _percent(row.get("hit_rate")),
         "TTFT": _seconds(row.get("ttft_p50_s")),
-        "state": row["health"],
     }
-    return "  ".join((_name(row), *(f"{name} {value}" for name, value in parts.items())))
 
 
-def cache_filled(row: Mapping[str, Any]) -> float | None:
+def cache_filled(row: Row) -> float | None:
     """0..1: what the index believes the rank holds, of what it can hold."""
-    if not row["capacity_tokens"]:
+    if not row.get("capacity_tokens"):
         return None
     held: float = row["index_blocks"] * row["block_size"] / row["capacity_tokens"]
     return min(1.0, held)
 
 
-def _name(row: Mapping[str, Any]) -> str:
+def _name(row: Row) -> str:
     return f"{row['instance']}/{row['rank']}" if row["rank"] else str(row["instance"])
 
 

@@ -42,6 +42,6 @@ def serve(
     )
     for note in found.notes:
         print(f"note: {note}", file=sys.stderr)
-    from router import app  # here, not at the top: no other command should wait for the whole gateway to be imported
+    from router.app import run  # here, not at the top: no other command should wait for the whole gateway
 
-    app.run(found)
+    run(found)

@@ -14,6 +14,7 @@ TALK = (
     "which tokens what happens to old blocks when memory is full and new users come with long documents to read"
 )
 WORDS = TALK.split()
+SYSTEMS = 6
 SYSTEM_WORDS = 900
 TURNS = 8
 TIMEOUT_S = 120.0
@@ -31,7 +32,7 @@ class Traffic:
         self._people = people
         self._speed = speed
         self._dice = dice
-        self._systems = [self._text(SYSTEM_WORDS) for _ in range(3)]
+        self._systems = [self._text(SYSTEM_WORDS) for _ in range(SYSTEMS)]
         self.answered = 0
         self.failed = 0
 

@@ -10,7 +10,7 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from router.errors import EngineUnreachable
-from router.http.messages import HOP_BY_HOP, Header, PoolLimits, head_lines
+from router.http.messages import HOP_BY_HOP, ONE_WRITE_BYTES, Header, PoolLimits, head_lines
 from router.http.upstream import ClientProtocol, Exchange, Receiver
 
 __all__ = ["Exchange", "Pool", "PoolLimits", "PoolStats", "Receiver"]
@@ -19,7 +19,6 @@ _OMIT = HOP_BY_HOP | {b"host", b"accept-encoding", b"expect"}
 """Written here, or never sent: an encoded answer could not be read for its usage, and we do not wait for a 100."""
 
 _WITH_BODY = frozenset((b"POST", b"PUT", b"PATCH"))
-_ONE_WRITE_BYTES = 16 * 1024  # below it a copy is cheaper than a second buffer
 _KEEP_ALIVE_MARGIN = 0.8  # of the time the engine says it keeps an idle connection
 
 
@@ -126,7 +125,7 @@ class Pool:
             block = b"%b\r\ncontent-length: %d\r\n\r\n" % (block, size)
         else:
             block += b"\r\n\r\n"
-        if size <= _ONE_WRITE_BYTES:
+        if size <= ONE_WRITE_BYTES:
             return (b"".join((block, *pieces)),)
         return (block, *pieces)
 

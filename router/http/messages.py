@@ -12,6 +12,9 @@ Header = tuple[bytes, bytes]
 """Name in lower case, value without surrounding white space."""
 
 CRLF = b"\r\n"
+ONE_WRITE_BYTES = 16 * 1024
+"""Up to this size a body is copied behind its head: cheaper than a second buffer."""
+
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 HOP_BY_HOP = frozenset(

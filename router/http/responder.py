@@ -7,7 +7,7 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 
-from router.http.messages import HOP_BY_HOP, Header, head_lines, status_line
+from router.http.messages import HOP_BY_HOP, ONE_WRITE_BYTES, Header, head_lines, status_line
 
 _RESET = struct.pack("ii", 1, 0)  # struct linger: on, 0 s
 
@@ -61,7 +61,11 @@ class Responder:
         length = b"" if status == 204 or (self._head_only and not body) else b"\r\ncontent-length: %d" % len(body)
         if self._head_only or status in (204, 304):
             body = b""
-        self._write(b"".join((block, length, self._connection_line(), b"\r\n\r\n", body)))
+        head = b"".join((block, length, self._connection_line(), b"\r\n\r\n"))
+        if len(body) <= ONE_WRITE_BYTES:
+            self._write(head + body)
+        else:
+            self._transport.writelines((head, body))
         self._end()
 
     def start(self, status: int, headers: Sequence[Header]) -> None:

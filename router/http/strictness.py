@@ -53,25 +53,43 @@ def check_framing(headers: Iterable[Header], *, http10: bool) -> Framing:
             continue
         if name == b"host":
             hosts += 1
-            if not _HOST(value):
-                raise Refusal(400, "The Host header is not valid.")
+            _check_host(value)
         elif name == b"content-length":
-            if length is not None or not value.isdigit():
-                raise Refusal(400, "The Content-Length is not one number.")
-            length = int(value)
+            length = _length(value, seen=length)
         elif name == b"transfer-encoding":
-            if chunked or http10 or value.lower() != b"chunked":
-                raise Refusal(400, 'The only Transfer-Encoding accepted is "chunked", once, in HTTP/1.1.')
-            chunked = True
-        elif not http10:
-            if value.lower() != b"100-continue":
-                raise Refusal(417, "The only expectation that can be met is 100-continue.")
-            expects = True
+            chunked = _chunked(value, seen=chunked, http10=http10)
+        else:
+            expects = _expects_continue(value, http10=http10)
     if hosts > 1 or (hosts == 0 and not http10):
         raise Refusal(400, "An HTTP/1.1 request has exactly one Host header.")
     if chunked and length is not None:
         raise Refusal(400, "Content-Length and Transfer-Encoding exclude each other.")
     return Framing(length or 0, expects and (chunked or bool(length)))
+
+
+def _check_host(value: bytes) -> None:
+    if not _HOST(value):
+        raise Refusal(400, "The Host header is not valid.")
+
+
+def _length(value: bytes, *, seen: int | None) -> int:
+    if seen is not None or not value.isdigit():
+        raise Refusal(400, "The Content-Length is not one number.")
+    return int(value)
+
+
+def _chunked(value: bytes, *, seen: bool, http10: bool) -> bool:
+    if seen or http10 or value.lower() != b"chunked":
+        raise Refusal(400, 'The only Transfer-Encoding accepted is "chunked", once, in HTTP/1.1.')
+    return True
+
+
+def _expects_continue(value: bytes, *, http10: bool) -> bool:
+    if http10:  # such an expectation is ignored (RFC 9110 §10.1.1)
+        return False
+    if value.lower() != b"100-continue":
+        raise Refusal(417, "The only expectation that can be met is 100-continue.")
+    return True
 
 
 def split_target(target: bytes, method: str, headers: list[Header]) -> tuple[str, bytes]:

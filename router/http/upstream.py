@@ -138,6 +138,8 @@ class ClientProtocol(asyncio.Protocol):
             self._transport.write(parts[0])
         else:
             self._transport.writelines(parts)
+        if not reused:
+            exchange.parts = ()  # sent once only: a long prompt is not kept for nothing
         if exchange.paused:
             self.pause()
 

@@ -43,11 +43,25 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
-class Call(msgspec.Struct):
-    """The body of a chat or completion request. Unknown fields are ignored, as by vLLM."""
+class Conversation(msgspec.Struct):
+    """What names a model and makes a prompt of messages. Unknown fields are ignored, as by vLLM."""
 
     model: str | None = None
     messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def variables(self) -> dict[str, Any]:
+        """What the template sees beside messages and tools."""
+        return self.chat_template_kwargs or {}
+
+
+class Call(Conversation):
+    """The body of a chat or completion request."""
+
     prompt: str | list[Any] | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -61,16 +75,19 @@ class Call(msgspec.Struct):
     top_p: float | None = None
     logprobs: bool | int | None = None
     top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
     echo: bool = False
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    documents: list[dict[str, Any]] | None = None
+
+    def variables(self) -> dict[str, Any]:
+        effort = self.reasoning_effort
+        said = {} if effort is None else {"enable_thinking": effort != "none", "reasoning_effort": effort}
+        named = {"documents": self.documents} if self.documents is not None else {}
+        return {**said, **(self.chat_template_kwargs or {}), **named}
 
     @property
     def choices(self) -> int:
@@ -88,17 +105,10 @@ class Call(msgspec.Struct):
         return (self.top_logprobs or 0) if self.logprobs is True else self.logprobs
 
 
-class Tokenize(msgspec.Struct):
+class Tokenize(Conversation):
     """The body of /tokenize: a text or a conversation."""
 
-    model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
 

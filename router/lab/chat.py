@@ -80,18 +80,21 @@ class ChatModel:
         """The prompt's text, with messages and tools normalised as vLLM 0.32 does before it renders them."""
         if not messages:
             raise Unrenderable("Cannot apply chat template to an empty conversation. Provide at least one message.")
-        read = [_message(message, knows_developer=self._knows_developer) for message in messages]
-        values = {
-            **self._specials,
-            **(variables or {}),
-            "messages": read,
-            "tools": [_tool(tool) for tool in tools] if tools else None,
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt and not continue_final_message,
-        }
         try:
-            text = self._template.render(values)
-        except (TemplateError, TypeError, ValueError, AttributeError) as error:
+            read = [_message(message, knows_developer=self._knows_developer) for message in messages]
+            text = self._template.render(
+                {
+                    **self._specials,
+                    "documents": None,
+                    **(variables or {}),
+                    "messages": read,
+                    "tools": [_tool(tool) for tool in tools] if tools else None,
+                    "add_generation_prompt": add_generation_prompt and not continue_final_message,
+                }
+            )
+        except Unrenderable:
+            raise
+        except (TemplateError, TypeError, ValueError, AttributeError, KeyError) as error:
             raise Unrenderable(str(error)) from error
         return _cut_after(text, str(read[-1]["content"])) if continue_final_message else text
 

@@ -15,126 +15,25 @@ Scheduler and cache rules: vLLM v1 (0.24 to 0.33). Step time: `router.lab.profil
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from math import sqrt
 from typing import Literal
 
 import msgspec
-from xxhash import xxh3_64_intdigest
 
 from router.core import Cleared, KVEvent, Removed, Stored
 from router.lab.block_pool import BlockPool
 from router.lab.profiles import Profile, step_ms
 from router.lab.queues import Calendar, FirstCome, ShortestFirst, Waiting
+from router.lab.sequences import EngineRequest, block_hashes, root_hash
+
+__all__ = ["DoesNotFit", "EngineModel", "EngineRequest", "Order", "StepResult", "block_hashes", "root_hash"]
 
 Order = Literal["first_come", "shortest_first"]
 
 
 class DoesNotFit(ValueError):
     """A request that the engine could never finish: prompt and answer need more blocks than there are."""
-
-
-def root_hash(lora: str | None, salt: str | None) -> int:
-    """Where a block chain starts. Adapter and salt are length-prefixed, so that no two pairs share a root."""
-    adapter, cache_salt = (lora or "").encode(), (salt or "").encode()
-    return xxh3_64_intdigest(b"sim-engine %d %b %d %b" % (len(adapter), adapter, len(cache_salt), cache_salt))
-
-
-def block_hashes(tokens: Sequence[int], block_size: int, root: int) -> list[int]:
-    """One u64 for each whole block: xxh3_64 of its ids as u32, seeded with the hash of the block before it."""
-    packed = memoryview(array("I", tokens)).cast("B")
-    width = block_size * 4
-    hashes = []
-    for start in range(0, len(packed) - width + 1, width):
-        root = xxh3_64_intdigest(packed[start : start + width], root)
-        hashes.append(root)
-    return hashes
-
-
-class EngineRequest:
-    """One sequence. `hashes` names its blocks, of the prompt and of as much of the answer as is known beforehand.
-
-    Blocks past the end of `hashes` are held and given back, but never cached. `tokens` (of the same blocks) only
-    matter for the events.
-    """
-
-    __slots__ = (
-        "_admission",
-        "_blocks",
-        "_computed",
-        "_due",
-        "_ends",
-        "_produced",
-        "_start",
-        "cached_tokens",
-        "hashes",
-        "id",
-        "lora",
-        "output_tokens",
-        "prompt_tokens",
-        "salt",
-        "tokens",
-    )
-
-    def __init__(
-        self,
-        id: str,
-        prompt_tokens: int,
-        *,
-        output_tokens: int,
-        hashes: Sequence[int],
-        tokens: Sequence[int] = (),
-        lora: str | None = None,
-        salt: str | None = None,
-    ) -> None:
-        if prompt_tokens < 1 or output_tokens < 1:
-            raise ValueError("a request has at least one prompt token and one output token")
-        self.id = id
-        self.prompt_tokens = prompt_tokens
-        self.output_tokens = output_tokens
-        self.hashes = hashes
-        self.tokens = tokens
-        self.lora = lora
-        self.salt = salt
-        self.cached_tokens: int | None = None  # prompt tokens found in the cache; None until admitted
-        self._blocks: list[int] = []
-        self._computed = 0  # while it waits or is partial
-        self._produced = 0  # while it waits or is partial
-        self._admission = 0
-        self._start = 0  # while it decodes: its context at step t is t - start
-        self._due = 0  # the step at which it next fills or needs a block
-        self._ends = 0  # the step that produces its last token
-
-    @classmethod
-    def from_tokens(
-        cls,
-        id: str,
-        prompt: Sequence[int],
-        output: Sequence[int],
-        *,
-        block_size: int,
-        lora: str | None = None,
-        salt: str | None = None,
-    ) -> EngineRequest:
-        """A request whose answer is already decided, token by token."""
-        tokens = [*prompt, *output]
-        return cls(
-            id,
-            len(prompt),
-            output_tokens=len(output),
-            hashes=block_hashes(tokens, block_size, root_hash(lora, salt)),
-            tokens=tokens,
-            lora=lora,
-            salt=salt,
-        )
-
-    @classmethod
-    def from_hashes(
-        cls, id: str, prompt_tokens: int, *, output_tokens: int, hashes: Sequence[int], block_size: int
-    ) -> EngineRequest:
-        """A request of a trace: the last hash may name a partial block, which is never cached."""
-        return cls(id, prompt_tokens, output_tokens=output_tokens, hashes=hashes[: prompt_tokens // block_size])
 
 
 class StepResult(msgspec.Struct, gc=False):
@@ -232,8 +131,8 @@ class EngineModel:
     def produced(self, request: EngineRequest) -> int:
         """Output tokens so far."""
         if request in self._decoding:
-            return self._step - request._start + 1 - request.prompt_tokens
-        return request._produced
+            return self._step - request.start + 1 - request.prompt_tokens
+        return request.produced
 
     def submit(self, request: EngineRequest) -> None:
         """Puts a request into the queue. After a leap, call `interrupt` first. Raises DoesNotFit."""
@@ -312,8 +211,8 @@ class EngineModel:
         finished = self._finish_decoding()
         self._step += 1
         for request in whole:
-            if request._produced + 1 == request.output_tokens:
-                request._produced += 1
+            if request.produced + 1 == request.output_tokens:
+                request.produced += 1
                 self._release(request)
                 finished.append(request)
             else:
@@ -330,14 +229,14 @@ class EngineModel:
         for request in sorted(due, key=_admission) if len(due) > 1 else due:
             if request not in self._decoding:
                 continue  # preempted by an older one just now
-            index, offset = divmod(self._step - request._start, self.block_size)
+            index, offset = divmod(self._step - request.start, self.block_size)
             if offset == 0 and not self._make_room(request, preempted):
                 continue
             if offset == self.block_size - 1:
                 self._register(request, index, index + 1)
             to_fill = self.block_size - 1 - offset
-            request._due = self._step + (to_fill or 1)
-            self._block_calendar.add(request._due, request)
+            request.due = self._step + (to_fill or 1)
+            self._block_calendar.add(request.due, request)
         return preempted
 
     def _make_room(self, request: EngineRequest, preempted: list[EngineRequest]) -> bool:
@@ -356,8 +255,8 @@ class EngineModel:
     ) -> int:
         request = self._partial
         assert request is not None
-        new = min(self._known_tokens(request) - request._computed, budget)
-        fresh = self._blocks_for(request._computed + new) - len(request._blocks)
+        new = min(self._known_tokens(request) - request.computed, budget)
+        fresh = self._blocks_for(request.computed + new) - len(request.blocks)
         if new and not self.pool.can_take((), fresh):
             self._preempt(request)  # it is the youngest itself
             preempted.append(request)
@@ -381,8 +280,8 @@ class EngineModel:
                 return
             waiting.remove(request)
             self._admissions += 1
-            request._admission = self._admissions
-            request._computed = cached
+            request.admission = self._admissions
+            request.computed = cached
             if request.cached_tokens is None:
                 request.cached_tokens = cached
                 self.queried_tokens += request.prompt_tokens
@@ -403,11 +302,11 @@ class EngineModel:
         whole: list[EngineRequest],
     ) -> None:
         """Schedules one chunk: its full blocks can be hit from now on, though the step only begins."""
-        before = request._computed
+        before = request.computed
         done = before + new
-        self._take_blocks(request, hits, self._blocks_for(done) - len(request._blocks) - len(hits))
+        self._take_blocks(request, hits, self._blocks_for(done) - len(request.blocks) - len(hits))
         self._register(request, before // self.block_size, done // self.block_size)
-        request._computed = done
+        request.computed = done
         chunks.append((new, before))
         if done == self._known_tokens(request):
             whole.append(request)
@@ -421,7 +320,7 @@ class EngineModel:
             return []
         for request in finished:
             self._leave_batch(request)
-            request._produced = request.output_tokens
+            request.produced = request.output_tokens
             self._release(request)
         return list(finished)
 
@@ -437,23 +336,23 @@ class EngineModel:
         return self._decoding_list
 
     def _start_decoding(self, request: EngineRequest) -> None:
-        request._start = self._step - request._computed
-        offset = request._computed % self.block_size
-        request._due = self._step if offset == 0 else self._step + self.block_size - 1 - offset
-        request._ends = request._start + request.prompt_tokens + request.output_tokens - 2
-        self._block_calendar.add(request._due, request)
-        self._end_calendar.add(request._ends, request)
+        request.start = self._step - request.computed
+        offset = request.computed % self.block_size
+        request.due = self._step if offset == 0 else self._step + self.block_size - 1 - offset
+        request.ends = request.start + request.prompt_tokens + request.output_tokens - 2
+        self._block_calendar.add(request.due, request)
+        self._end_calendar.add(request.ends, request)
         self._decoding[request] = None
         self._decoding_list = None
-        self._start_sum += request._start
+        self._start_sum += request.start
 
     def _leave_batch(self, request: EngineRequest) -> None:
-        request._produced = self.produced(request)
+        request.produced = self.produced(request)
         del self._decoding[request]
         self._decoding_list = None
-        self._start_sum -= request._start
-        self._block_calendar.discard(request._due, request)
-        self._end_calendar.discard(request._ends, request)
+        self._start_sum -= request.start
+        self._block_calendar.discard(request.due, request)
+        self._end_calendar.discard(request.ends, request)
 
     def _preempt(self, request: EngineRequest) -> None:
         """Gives up its blocks; it comes back at the head of the queue and computes prompt and answer so far again."""
@@ -462,7 +361,7 @@ class EngineModel:
         else:
             self._leave_batch(request)
         self._release(request)
-        request._computed = 0
+        request.computed = 0
         self._waiting.put_back(request)
         self.preemptions += 1
 
@@ -506,7 +405,7 @@ class EngineModel:
 
     def _known_tokens(self, request: EngineRequest) -> int:
         """What the next token needs computed: the prompt, and after a preemption the answer so far."""
-        return request.prompt_tokens + request._produced
+        return request.prompt_tokens + request.produced
 
     def _uncached_tokens(self, request: EngineRequest) -> int:
         hits = self.pool.lookup(request.hashes, (request.prompt_tokens - 1) // self.block_size)
@@ -517,14 +416,14 @@ class EngineModel:
 
     def _take_blocks(self, request: EngineRequest, hits: list[int], fresh: int) -> None:
         evicted: list[int] = []
-        request._blocks += self.pool.take(hits, fresh, evicted)
+        request.blocks += self.pool.take(hits, fresh, evicted)
         if evicted and self._record_events:
             self._events.append(Removed(evicted))
 
     def _register(self, request: EngineRequest, first: int, end: int) -> None:
         """Blocks first .. end-1 of the sequence are full; those without a name cannot be cached."""
         hashes = request.hashes[first:end]
-        for block, block_hash in zip(request._blocks[first:end], hashes, strict=False):
+        for block, block_hash in zip(request.blocks[first:end], hashes, strict=False):
             self.pool.register(block, block_hash)
         if hashes and self._record_events:
             size = self.block_size
@@ -540,9 +439,9 @@ class EngineModel:
             )
 
     def _release(self, request: EngineRequest) -> None:
-        self.pool.release(request._blocks)
-        request._blocks = []
+        self.pool.release(request.blocks)
+        request.blocks = []
 
 
 def _admission(request: EngineRequest) -> int:
-    return request._admission
+    return request.admission

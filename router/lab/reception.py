@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from xxhash import xxh3_64_intdigest
 
 from router.lab.answers import ChatShape, CompletionShape, Shape
-from router.lab.calls import Call, Tokenize, read_call, refused, unknown_model, unrenderable, wanted_tool
+from router.lab.calls import Call, Conversation, Tokenize, read_call, refused, unknown_model, unrenderable, wanted_tool
 from router.lab.chat import ChatModel, Reply, Unrenderable
 from router.lab.engine import EngineRequest
 from router.lab.options import SimEngineOptions
 
 _COMPLETION_TOKENS = 16  # of a text completion that sets no limit
-_INLINE_BYTES = 4_096  # bodies up to here, with answers up to there, take less than 1 ms to read
-_INLINE_TOKENS = 512
+_INLINE_BYTES = 1_024  # bodies up to here, with answers up to there, take about 1 ms to read
+_INLINE_TOKENS = 256
 
 
 class Prepared:
@@ -97,13 +97,13 @@ class Reception:
                 prepared.add(prompt, reply or self._speech(call, prompt, limit, choice))
         return prepared
 
-    def _render(self, call: Call | Tokenize) -> str:
+    def _render(self, call: Conversation) -> str:
         assert call.messages is not None
         try:
             return self._chat.render(
                 call.messages,
                 tools=call.tools,
-                variables=call.chat_template_kwargs,
+                variables=call.variables(),
                 add_generation_prompt=call.add_generation_prompt,
                 continue_final_message=call.continue_final_message,
             )
@@ -155,7 +155,7 @@ class Reception:
             return None
         assert call.messages is not None
         try:
-            reply = self._chat.call(text, call.messages, tool, tools=call.tools, variables=call.chat_template_kwargs)
+            reply = self._chat.call(text, call.messages, tool, tools=call.tools, variables=call.variables())
         except Unrenderable as error:
             raise unrenderable(error, self._options.model) from error
         if len(reply.ids) > limit:  # a call that is cut short is no call

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import secrets
 import signal
 import time
@@ -50,14 +51,19 @@ _NOT_JSON = {
     "code": 400,
 }
 
+_log = logging.getLogger("warmroute.lab")
+
 Route = Callable[[Request, Responder], None]
 
 
 class SimEngineServer:
     """One engine. `start` and `stop` in one event loop, once each."""
 
-    def __init__(self, options: SimEngineOptions) -> None:
-        """Raises OSError or ValueError for a tokenizer directory or limits that cannot be used."""
+    def __init__(self, options: SimEngineOptions, *, chat: ChatModel | None = None) -> None:
+        """`chat`: what `options.tokenizer` names, where several engines share it: loading takes 70 ms.
+
+        Raises OSError or ValueError for a tokenizer directory or limits that cannot be used.
+        """
         self.options = options
         self.model = EngineModel(
             options.engine,
@@ -71,7 +77,7 @@ class SimEngineServer:
         longest = self.model.capacity_tokens
         if options.max_model_tokens is not None:
             longest = min(longest, options.max_model_tokens)
-        self._chat = ChatModel(options.tokenizer)
+        self._chat = chat or ChatModel(options.tokenizer)
         self._reception = Reception(options, self._chat, max_model_tokens=longest)
         self._metrics = EngineMetrics(options.model, started_at=time.time())
         self._tasks: set[asyncio.Task[None]] = set()
@@ -164,7 +170,13 @@ class SimEngineServer:
     def _own(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:  # only the steps can fail, and then for good
+            _log.error("the engine model failed", exc_info=task.exception())
+            self._engine.crash()
 
     # HTTP ------------------------------------------------------------------------------------------------------------
 
@@ -326,11 +338,14 @@ class SimEngineServer:
 
 
 async def _rejecting(work: Awaitable[None], responder: Responder) -> None:
-    """What `work` rejects becomes the answer."""
+    """What `work` rejects becomes the answer; a body that nobody foresaw is answered too, as by vLLM."""
     try:
         await work
     except Rejected as rejected:
         _send(responder, rejected.status, rejected.body)
+    except Exception as error:
+        _log.error("a request failed: %s", type(error).__name__)  # its message may hold text of the prompt
+        responder.send(500, (), b"Internal Server Error")
 
 
 def _answer_id(request: Request, *, chat: bool) -> str:

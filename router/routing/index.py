@@ -104,6 +104,8 @@ class BlockIndex:
 
     def set_block_size(self, slot: Slot, block_size: int) -> None:
         """Empties the slot: blocks of another size say nothing of these."""
+        if slot.gpu_blocks_limit is not None and slot.block_size is not None:
+            slot.gpu_blocks_limit = max(1, slot.gpu_blocks_limit * slot.block_size // block_size)
         self._renew(slot, block_size=block_size)
         slot.begin_vote()
 

@@ -19,6 +19,7 @@ import zstandard
 
 from router.core import Usage
 from router.errors import EngineError, EngineProtocolError, WarmrouteError
+from router.serving.call import Call
 from router.serving.deadlines import Deadlines
 from router.serving.encoding import Decoder, response_decoder
 from router.serving.engines import Exchange
@@ -76,14 +77,14 @@ class Attempt:
     """
 
     __slots__ = (
-        "_content_type", "_deadlines", "_decoder", "_exchange", "_gathered", "_on_first_token", "_passing", "_relay",
+        "_call", "_content_type", "_deadlines", "_decoder", "_exchange", "_gathered", "_on_first_token", "_relay",
         "_reply", "_retry_after", "_size", "_status", "_usage", "answer", "first_token_at",
     )  # fmt: skip
 
     def __init__(
         self,
+        call: Call,
         reply: Reply,
-        relay: SseRelay,
         *,
         answer: asyncio.Future[Answer],
         on_first_token: Callable[[], None],
@@ -91,6 +92,7 @@ class Attempt:
     ) -> None:
         self.answer = answer
         self.first_token_at: float | None = None
+        self._call = call
         self._reply = reply
         self._on_first_token = on_first_token
         self._deadlines = deadlines
@@ -99,29 +101,28 @@ class Attempt:
         self._content_type = JSON
         self._retry_after: bytes | None = None
         self._decoder: Decoder | None = None
-        self._relay = relay
-        self._passing = False  # the answer is an event stream
+        self._relay: SseRelay | None = None  # if the answer is an event stream
         self._gathered: list[bytes] = []
         self._size = 0
         self._usage: Usage | None = None
 
     @property
     def usage(self) -> Usage | None:
-        return self._usage or self._relay.usage
+        return self._usage if self._relay is None else self._relay.usage
 
     @property
     def events(self) -> int:
-        return self._relay.events
-
-    @property
-    def inside(self) -> bool:
-        """The client has part of an event."""
-        return self._relay.inside
+        return 0 if self._relay is None else self._relay.events
 
     @property
     def in_events(self) -> bool:
         """The client is being sent events, so that an error can be said as one."""
-        return self._passing
+        return self._relay is not None
+
+    @property
+    def inside(self) -> bool:
+        """The client has part of an event."""
+        return self._relay is not None and self._relay.inside
 
     def begin(self, exchange: Exchange) -> None:
         """A client that reads slowly makes the engine's connection wait, so that nothing piles up here."""
@@ -149,7 +150,8 @@ class Attempt:
                 coding = value
             elif name == b"retry-after":
                 self._retry_after = value
-        self._passing = status == 200 and self._content_type[1].startswith(b"text/event-stream")
+        if status == 200 and self._content_type[1].startswith(b"text/event-stream"):
+            self._relay = SseRelay(hide_usage=not self._call.wants_usage, choices=self._call.choices)
         if coding:
             self._decode(coding)
 
@@ -160,34 +162,34 @@ class Attempt:
             except (zlib.error, zstandard.ZstdError) as error:
                 self.cancel(EngineProtocolError("The engine's compressed answer is corrupt.", detail=repr(error)))
                 return
-        if self._passing:
-            self._relay_events(data)
-        else:
+        if self._relay is None:
             self._gather(data)
+        else:
+            self._relay_events(self._relay, data)
 
     def on_end(self) -> None:
         self._deadlines.clear(self)
+        relay = self._relay
         if self.answer.done():
             return
-        if not self._passing:
+        if relay is None:
             self._end_whole()
             return
-        rest = self._relay.end()
+        rest = relay.end()
         if rest:
             self._pass_on(rest)
-        self._end_of_stream(EngineProtocolError("The engine's answer ended early."))
+        self._end_of_stream(relay, EngineProtocolError("The engine's answer ended early."))
 
     def on_error(self, error: EngineError) -> None:
         self._deadlines.clear(self)
-        if self._passing:
-            self._end_of_stream(error)
-        else:
+        if self._relay is None:
             self._fail(error)
+        else:
+            self._end_of_stream(self._relay, error)
 
     # -- an event stream
 
-    def _relay_events(self, data: bytes) -> None:
-        relay = self._relay
+    def _relay_events(self, relay: SseRelay, data: bytes) -> None:
         passed = relay.feed(data)
         if self.first_token_at is None and relay.first_token:
             self.first_token_at = time.monotonic()
@@ -196,7 +198,7 @@ class Attempt:
         if passed:
             self._pass_on(passed)
         if relay.done or relay.error is not None:
-            self._ended_by_engine()
+            self._ended_by_engine(relay)
 
     def _pass_on(self, events: bytes) -> None:
         reply = self._reply
@@ -204,25 +206,24 @@ class Attempt:
             reply.start()
         reply.write(events)
 
-    def _ended_by_engine(self) -> None:
+    def _ended_by_engine(self, relay: SseRelay) -> None:
         if self.answer.done():
             return
-        error = self._relay.error
-        if error is not None:
+        if relay.error is not None:
             self.cancel()
-            self._fail(in_band_error(error))
+            self._fail(in_band_error(relay.error))
         else:
             self._deadlines.set_drain(self)
-            self.answer.set_result(StreamEnd(self._relay.tail))
+            self.answer.set_result(StreamEnd(relay.tail))
 
-    def _end_of_stream(self, error: EngineError) -> None:
+    def _end_of_stream(self, relay: SseRelay, error: EngineError) -> None:
         """The engine's connection has no more; `error` unless the answer was whole before."""
         if self.answer.done():
             return
-        if self._relay.complete:
-            self.answer.set_result(StreamEnd(self._relay.tail))
-        elif self._relay.error is not None:
-            self._fail(in_band_error(self._relay.error))
+        if relay.complete:
+            self.answer.set_result(StreamEnd(relay.tail))
+        elif relay.error is not None:
+            self._fail(in_band_error(relay.error))
         else:
             self._fail(error)
 

@@ -22,6 +22,7 @@ Header = tuple[bytes, bytes]
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
+_ASK_FOR_USAGE = b'{"include_usage":true}'
 _KEPT = frozenset((b"traceparent", b"tracestate"))
 _SESSION_HEADERS = (
     b"x-session-id", b"x-litellm-session-id", b"x-session-affinity", b"x-claude-code-session-id",
@@ -84,8 +85,9 @@ class Call:
 
     def _stream_options(self) -> bytes:
         """The client's other options stay; usage is asked for, since nothing can be accounted for without it."""
-        options = value_of(self.body, "stream_options") if self.fields.get("stream_options") else None
-        return splice(options or b"{}", {"include_usage": b"true"})
+        if not self.fields.get("stream_options"):
+            return _ASK_FOR_USAGE
+        return splice(value_of(self.body, "stream_options", present=self.fields) or b"{}", {"include_usage": b"true"})
 
 
 async def read_call(request: HttpRequest, path: str, *, models: Models, body_limit: int) -> Call:

@@ -127,8 +127,12 @@ class Edge:
         self._run(self._say_readiness(reply), reply)
 
     async def _say_readiness(self, reply: Reply) -> None:
-        state = await self._readiness()
-        reply.json(dict(state), status=200 if state["ready"] else 503)
+        try:
+            state = await self._readiness()
+        except WarmrouteError as error:
+            reply.fail(error)
+        else:
+            reply.json(dict(state), status=200 if state["ready"] else 503)
 
     def _preflight(self, request: Request, reply: Reply) -> None:
         asked = request.header(b"access-control-request-headers")

@@ -11,7 +11,6 @@ from router.serving.call import Call
 from router.serving.deadlines import Deadlines
 from router.serving.engines import Engines
 from router.serving.reply import Reply
-from router.serving.sse import SseRelay
 
 
 class Proxy:
@@ -27,8 +26,8 @@ class Proxy:
         engine = self._engines.get(booking.instance)
         upstream = engine.upstream(booking.rank if booking.target_rank else None)
         attempt = Attempt(
+            call,
             reply,
-            SseRelay(hide_usage=not call.wants_usage, choices=call.choices),
             answer=self._loop.create_future(),
             on_first_token=on_first_token,
             deadlines=self._deadlines,

@@ -4,7 +4,9 @@ A request body is forwarded as it came: key order, spacing, big integers, lone s
 The few fields we own are appended before the last brace; a client's own copy of such a field is cut out at top level,
 however its key is spelt and however often it is there. Nothing is serialised again.
 
-Everything here expects the text of a JSON object (RFC 8259) that a parser has already accepted.
+Everything here expects the text of a JSON object (RFC 8259) that a parser has already accepted, and names of letters,
+digits, "_" and "-". `present` holds the top-level keys that the parser found. With it most bodies need no scan: a key
+that stands there once, with no key spelt in escapes beside it, can only be the one the parser saw.
 """
 
 from __future__ import annotations
@@ -12,63 +14,49 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _KEY = re.compile(rb"[\s,]*+(" + _STRING + rb")\s*+:\s*+")
+_COLON = re.compile(rb"\s*+:\s*+")
 _SCALAR = re.compile(_STRING + rb"|[^\s,}\]]++")
 _NO_MEMBERS = re.compile(rb"\s*+\{\s*+\}")
 _TO_BRACKET = re.compile(rb'(?:[^"{}\[\]]*+' + _STRING + rb')*+[^"{}\[\]]*+([{}\[\]])')
+_COMMA = re.compile(rb"\s*+,")
+_SPACE = b" \t\r\n"
+_ESCAPED_KEY = re.compile(rb'\\u00[0-7][0-9a-fA-F][\w-]*+"\s*+:')  # the end of a key that spells ASCII in escapes
 
-Range = tuple[int, int]
+
+class Member(NamedTuple):
+    """Where a top-level member stands: from the quote of its key to the end of its value."""
+
+    start: int
+    value: int
+    end: int
 
 
 def splice(body: bytes, fields: Mapping[str, bytes], *, present: Container[str] | None = None) -> bytes:
-    """`body` with `fields` (name → JSON) as its last members, in place of the client's own.
-
-    `present` holds the top-level keys of the parsed body: with it, a body that has none of the fields is not scanned.
-    """
+    """`body` with `fields` (name → JSON) as its last members, in place of the client's own."""
     if not fields:
         return body
-    owned = [name for name in fields if _may_have(body, name, present)]
-    if owned:
-        body = without(body, owned)
+    body = without(body, fields, present=present)
     end = body.rindex(b"}")
     separator = b"" if _NO_MEMBERS.match(body) else b","
-    return b"".join((body[:end], separator, b",".join(_member(*field) for field in fields.items()), body[end:]))
+    return b"".join((body[:end], separator, b",".join(_written(*field) for field in fields.items()), body[end:]))
 
 
-def without(body: bytes, names: Iterable[str]) -> bytes:
-    """`body` without the top-level members `names`; all else byte for byte, but the commas and spaces before them."""
-    owned = {name.encode() for name in names}
-    cut, first_kept = [], True
-    position = body.index(b"{") + 1
-    for key, _, end in members(body):
-        if key in owned:
-            cut.append((position, end))
-        elif first_kept:
-            if cut:  # the first member that stays must not begin with the comma of one that went
-                cut.append((position, body.index(b",", position) + 1))
-            first_kept = False
-        position = end
-    return _without_ranges(body, cut) if cut else body
+def without(body: bytes, names: Iterable[str], *, present: Container[str] | None = None) -> bytes:
+    """`body` without the top-level members `names`, and without the commas that parted them; all else byte for byte."""
+    for name in names:
+        for member in reversed(_find(body, name, present)):
+            body = _cut(body, member)
+    return body
 
 
-def value_of(body: bytes, name: str) -> bytes | None:
+def value_of(body: bytes, name: str, *, present: Container[str] | None = None) -> bytes | None:
     """The bytes of a top-level value; of the last one where a key is doubled, as parsers read it."""
-    wanted, found = name.encode(), None
-    for key, start, end in members(body):
-        if key == wanted:
-            found = body[start:end]
-    return found
-
-
-def members(body: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """(decoded key, start of value, end of value) of every top-level member, in order."""
-    position = body.index(b"{") + 1
-    while key := _KEY.match(body, position):
-        start = key.end()
-        position = value_end(body, start)
-        yield _decoded(key[1]), start, position
+    found = _find(body, name, present)
+    return body[found[-1].value : found[-1].end] if found else None
 
 
 def value_end(body: bytes, start: int) -> int:
@@ -88,30 +76,51 @@ def value_end(body: bytes, start: int) -> int:
     return position
 
 
-def _may_have(body: bytes, name: str, present: Container[str] | None) -> bool:
+def _find(body: bytes, name: str, present: Container[str] | None) -> list[Member]:
+    """All top-level members called `name`."""
+    quoted = f'"{name}"'.encode()
     if present is not None:
-        return name in present
-    return _quoted(name) in body or b"\\u" in body  # a key may be spelt with escapes
+        if name not in present:
+            return []
+        if (only := _only(body, quoted)) is not None:
+            return [only]
+    elif quoted not in body and b"\\u00" not in body:
+        return []
+    return [member for member in _members(body) if _is_called(body, member, quoted)]
 
 
-def _quoted(name: str) -> bytes:
-    return json.dumps(name).encode()
+def _only(body: bytes, quoted: bytes) -> Member | None:
+    """The one member there can be. None: a scan must tell."""
+    start = body.find(quoted)
+    if start < 0 or body.find(quoted, start + 1) >= 0 or (b"\\u00" in body and _ESCAPED_KEY.search(body)):
+        return None
+    colon = _COLON.match(body, start + len(quoted))
+    assert colon is not None, "what a parser found as a key has a colon"
+    return Member(start, colon.end(), value_end(body, colon.end()))
 
 
-def _member(name: str, value: bytes) -> bytes:
-    return b"%b:%b" % (_quoted(name), value)
+def _members(body: bytes) -> Iterator[Member]:
+    position = body.index(b"{") + 1
+    while key := _KEY.match(body, position):
+        position = value_end(body, key.end())
+        yield Member(key.start(1), key.end(), position)
 
 
-def _decoded(key: bytes) -> bytes:
-    if b"\\" not in key:
-        return key[1:-1]
-    return str(json.loads(key)).encode("utf-8", "surrogatepass")
+def _is_called(body: bytes, member: Member, quoted: bytes) -> bool:
+    key = body[member.start : value_end(body, member.start)]
+    return key == quoted or (b"\\" in key and json.loads(key) == json.loads(quoted))
 
 
-def _without_ranges(body: bytes, cut: list[Range]) -> bytes:
-    kept, position = [], 0
-    for start, end in cut:
-        kept.append(body[position:start])
-        position = end
-    kept.append(body[position:])
-    return b"".join(kept)
+def _cut(body: bytes, member: Member) -> bytes:
+    """With the comma before the member; the first member takes the comma after it."""
+    start, end = member.start, member.end
+    while body[start - 1] in _SPACE:
+        start -= 1
+    if body[start - 1] == ord(","):
+        return body[: start - 1] + body[end:]
+    comma = _COMMA.match(body, end)
+    return body[: member.start] + body[comma.end() if comma is not None else end :]
+
+
+def _written(name: str, value: bytes) -> bytes:
+    return b'"%b":%b' % (name.encode(), value)

@@ -18,7 +18,7 @@ def test_every_gauge_and_counter_equals_a_full_parse(engine: str) -> None:
     for family in text_string_to_metric_families(page.decode()):
         for sample in family.samples if family.type in ("gauge", "counter", "unknown") else ():
             parsed[sample.name].append((dict(sample.labels), sample.value))
-    assert len(parsed) > 80
+    assert len(parsed) > 60
     for name, expected in parsed.items():
         found = list(samples(page, name.encode()))
         assert repr([value for _, value in found]) == repr([value for _, value in expected]), name  # NaN equals itself

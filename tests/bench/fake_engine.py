@@ -25,7 +25,9 @@ import zmq
 LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
 SSE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 USAGE = {"prompt_tokens": 256, "completion_tokens": 40, "total_tokens": 296}
-CHUNK = b'{"id":"c","object":"chat.completion.chunk","created":1,"model":"fake","choices":[{"index":0,"delta":{"content":"@'
+CHUNK = (
+    b'{"id":"c","object":"chat.completion.chunk","created":1,"model":"fake","choices":[{"index":0,"delta":{"content":"@'
+)
 
 
 def answer(body: bytes, content_type: bytes = b"application/json", status: bytes = b"200 OK") -> bytes:
@@ -61,7 +63,9 @@ END = (
 class Engine(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, pace: dict[str, float], counts: dict[int, int], port: int, metrics: bytes, sources: bytes) -> None:
+    def __init__(
+        self, pace: dict[str, float], counts: dict[int, int], port: int, metrics: bytes, sources: bytes
+    ) -> None:
         self.pace, self.counts, self.port, self.metrics, self.sources = pace, counts, port, metrics, sources
         self.buffer = b""
         self.transport: Any = None
@@ -186,7 +190,10 @@ async def main() -> None:
             sources = json.dumps({"0": {"endpoint": endpoint, "replay_endpoint": None, "topic": ""}}).encode()
             publishers.append(asyncio.create_task(publish(options.events_port, pace)))
         await loop.create_server(
-            lambda port=port, sources=sources: Engine(pace, counts, port, page, sources), "127.0.0.1", port, backlog=1024
+            lambda port=port, sources=sources: Engine(pace, counts, port, page, sources),
+            "127.0.0.1",
+            port,
+            backlog=1024,
         )
     gc.collect()
     gc.freeze()

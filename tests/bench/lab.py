@@ -112,7 +112,7 @@ def timed(work: Callable[[], Any]) -> float:
 
 def run(requests: int = 12_000, engines: int = 8) -> dict[str, float]:
     """Prints and returns the figures."""
-    arrivals = conversations(requests, per_second=10.0)
+    arrivals = conversations(requests, per_second=6.0)
     cluster = Cluster(engines)
     took = timed(lambda: cluster.run(arrivals))
     assert cluster.finished == requests

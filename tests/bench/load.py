@@ -137,7 +137,11 @@ class Client(asyncio.Protocol):
 class Run:
     def __init__(self, options: argparse.Namespace) -> None:
         self.streaming = options.kind == "stream"
-        self.body = next_turn_bodies(options.kb) if options.kind == "turns" else shared_prefix_bodies(options.kb, self.streaming)
+        self.body = (
+            next_turn_bodies(options.kb)
+            if options.kind == "turns"
+            else shared_prefix_bodies(options.kb, self.streaming)
+        )
         self.head = (
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
             b"authorization: Bearer sk-bench\r\ncontent-length: %d\r\n\r\n"

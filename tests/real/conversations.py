@@ -1,4 +1,4 @@
-"""Growing multi-turn chats over six system prompts: English, Chinese, emoji, right-to-left text, tools and their results."""
+"""Growing multi-turn chats over six system prompts: several scripts, emoji, tools and their results."""
 
 from __future__ import annotations
 
@@ -16,10 +16,17 @@ TOPICS = {
     "عربي": "أجب عن الأسئلة بإيجاز ووضوح، واذكر المصدر إن وجد، ولا تخترع أرقاما.",
 }
 QUESTIONS = (
-    "Where is my parcel? It was sent on Monday.", "为什么第二次请求比第一次快？", "What does `dict.setdefault(k, [])` do here?",
-    "Two adults 👨‍👩‍👧 and a child, Lyon to Gdańsk, please.", "Look up order 4711 and tell me its state.", "ما الفرق بين الذاكرتين؟",
-    "Please say that again, shorter.", "And what if it rains? ☔️", "列出三个要点。", "Ещё раз, пожалуйста, но по-русски.",
-)  # fmt: skip
+    "Where is my parcel? It was sent on Monday.",
+    "为什么第二次请求比第一次快？",
+    "What does `dict.setdefault(k, [])` do here?",
+    "Two adults 👨‍👩‍👧 and a child, Lyon to Gdańsk, please.",
+    "Look up order 4711 and tell me its state.",
+    "ما الفرق بين الذاكرتين؟",
+    "Please say that again, shorter.",
+    "And what if it rains? ☔️",
+    "列出三个要点。",
+    "Ещё раз, пожалуйста, но по-русски.",
+)
 TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
@@ -29,8 +36,11 @@ TOOLS: list[dict[str, Any]] = [
             "parameters": {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]},
         },
     },
-    {"type": "function", "function": {"name": "today", "description": "今天的日期", "parameters": {"type": "object", "properties": {}}}},
-]  # fmt: skip
+    {
+        "type": "function",
+        "function": {"name": "today", "description": "今天的日期", "parameters": {"type": "object", "properties": {}}},
+    },
+]
 
 
 @dataclass
@@ -60,9 +70,8 @@ class Conversation:
         self.turn += 1
         if self.tools and self.turn % 3 == 1:
             call = {"name": "find_order", "arguments": json.dumps({"number": 4711 + self.turn})}
-            self.messages.append(
-                {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": call}]}
-            )
+            calls = [{"id": "c1", "type": "function", "function": call}]
+            self.messages.append({"role": "assistant", "content": None, "tool_calls": calls})
             self.messages.append({"role": "tool", "tool_call_id": "c1", "content": '{"state": "sent", "on": "週一"}'})
         self.messages.append({"role": "assistant", "content": content})
 
@@ -80,7 +89,7 @@ def conversations(requests: int, seed: int) -> list[Conversation]:
         rules = " ".join(f"{i + 1}. {TOPICS[name]}" for i in range(12))  # long enough to be worth a cache
         turns = min(requests, dice.randrange(5, 11))
         requests -= turns
-        questions = [f"({dice.randrange(10**6)}) " + " ".join(dice.choices(QUESTIONS, k=dice.randrange(1, 6))) for _ in range(turns)]
+        questions = [_question(dice) for _ in range(turns)]
         result.append(
             Conversation(
                 messages=[{"role": "system", "content": rules}],
@@ -90,3 +99,7 @@ def conversations(requests: int, seed: int) -> list[Conversation]:
             )
         )
     return result
+
+
+def _question(dice: random.Random) -> str:
+    return f"({dice.randrange(10**6)}) " + " ".join(dice.choices(QUESTIONS, k=dice.randrange(1, 6)))

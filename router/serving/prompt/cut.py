@@ -125,22 +125,30 @@ def make_cutter(tokenizer: Tokenizer, templates: Iterable[ChatTemplate], *, leas
 
 
 def turn_starts(template: ChatTemplate, specials: frozenset[str]) -> list[str]:
-    """The special tokens with which the template starts a turn, found by rendering conversations of marked texts."""
+    """The special tokens with which the template starts a turn, found by rendering conversations of marked texts.
+
+    They are the first in the gap between two messages, but for the one that ends a message.
+    """
+    asked, answered = _gaps(template, ["user"]), _gaps(template, ["user", "assistant"])
+    ends = {mark for gaps in (asked, answered) for mark in _specials_in(gaps[-1], specials)[:1]}
     found: dict[str, None] = {}
-    for roles in (("system", "user", "assistant", "user"), ("user", "assistant", "user")):
-        texts = [f"Xq{n}qX" for n in range(len(roles))]
-        contents = [[{"type": "text", "text": text}] if template.iterates_content else text for text in texts]
-        messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
-        try:
-            rendered = template.render(messages)
-        except Unreadable:
-            continue
-        gaps = re.split("|".join(texts), rendered)
-        ends = set(_specials_in(gaps[-1], specials)[:1])
-        for at, gap in enumerate(gaps):
-            starts = [mark for mark in _specials_in(gap, specials) if at == 0 or mark not in ends]
+    for roles in (["system", "user", "assistant", "user"], ["user", "assistant", "user"]):
+        for gap in _gaps(template, roles, add_generation_prompt=True)[1:]:
+            starts = [mark for mark in _specials_in(gap, specials) if mark not in ends]
             found.update(dict.fromkeys(starts[:1]))
     return list(found)
+
+
+def _gaps(template: ChatTemplate, roles: Sequence[str], *, add_generation_prompt: bool = False) -> list[str]:
+    """What the template puts before, between and behind messages of these roles; nothing if it refuses them."""
+    texts = [f"Xq{n}qX" for n in range(len(roles))]
+    contents = [[{"type": "text", "text": text}] if template.iterates_content else text for text in texts]
+    messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+    try:
+        rendered = template.render(messages, add_generation_prompt=add_generation_prompt)
+    except Unreadable:
+        return [""]
+    return re.split("|".join(texts), rendered)
 
 
 def _specials_in(text: str, specials: frozenset[str]) -> list[str]:

@@ -31,14 +31,27 @@ class Encoder:
         self._backlog_bytes = backlog_bytes
         self._waiting_bytes = 0
         self._running: dict[int, asyncio.Future[Chunk]] = {}
+        self._failures: set[str] = set()
         self.bytes_per_token = 4.0  # learned
         self.us_per_byte = 0.6  # learned
         self.tokens = 0  # encoded in all
 
-    def now(self, link: Link, pieces: Sequence[Piece], hashes: Sequence[int], size: int) -> Chunk:
-        """Links of `pieces`, which follow `link`. The last hashes are theirs, the others those of all before."""
+    @property
+    def running(self) -> list[asyncio.Future[Chunk]]:
+        """Texts that are being tokenized in the thread, or will be."""
+        return list(self._running.values())
+
+    def now(self, link: Link, pieces: Sequence[Piece], hashes: Sequence[int], size: int) -> Chunk | None:
+        """Links of `pieces`, which follow `link`; None: the tokenizer failed.
+
+        The last hashes are theirs, the others those of all before. `size` is the sum of their weights.
+        """
         started = time.perf_counter()
-        links = self._links(link, pieces)
+        try:
+            links = self._links(link, pieces)
+        except Exception as error:  # the library raises bare ones
+            self._failed(error)
+            return None
         if isinstance(pieces[0], str):
             self._learn(size, links[-1].tokens - link.tokens, time.perf_counter() - started)
         self._memo.put(hashes, links)
@@ -47,7 +60,7 @@ class Encoder:
     def in_thread(
         self, link: Link, pieces: Sequence[Piece], hashes: Sequence[int], size: int
     ) -> asyncio.Future[Chunk] | None:
-        """The same, from the thread. `size`: the sum of weights. None: too much is waiting for it already."""
+        """The same, from the thread. None: too much is waiting for it already."""
         name = hashes[-1]
         running = self._running.get(name)
         if running is not None:
@@ -64,7 +77,7 @@ class Encoder:
             if work.cancelled():
                 return
             if (error := work.exception()) is not None:
-                log.warning("tokenizing failed: %s", type(error).__name__)
+                self._failed(error)
                 return
             links = work.result()
             if isinstance(pieces[0], str):
@@ -98,6 +111,12 @@ class Encoder:
             link = link.extend(ids)
             links.append(link)
         return link
+
+    def _failed(self, error: BaseException) -> None:
+        kind = type(error).__name__  # its text may hold the prompt's
+        if kind not in self._failures:
+            self._failures.add(kind)
+            log.warning("tokenizing failed: %s; said once", kind)
 
     def _learn(self, size: int, tokens: int, took_s: float | None) -> None:
         self.tokens += tokens

@@ -51,6 +51,7 @@ _RENDERED_FIELDS = (
 )
 _ODD_SHAPES = (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
 """What code that reads JSON raises where a client sends a number for a list. What is wrong is the engine's to say."""
+_FAILED = "tokenizing failed"
 _ESTIMATED = "text not seen before: its length is an estimate"
 
 
@@ -136,6 +137,8 @@ class ModelPrompts:
             return self._unread(body, unreadable.reason)
         except _ODD_SHAPES:
             return self._unread(body, "a body of an unexpected shape")
+        if not asked.pieces:
+            return self._unread(body, "an empty prompt")
         return self._find(asked, whose, self.mode)
 
     # --- parity -------------------------------------------------------------------------------------------------------
@@ -211,7 +214,10 @@ class ModelPrompts:
                 return self._prompt(search, reason="the tokenizer has too much to do")
             return self._await(work, search)
         if upto > first:
-            search.extend(self._encoder.now(search.link, search.asked.pieces[first:upto], search.hashes[:upto], size))
+            links = self._encoder.now(search.link, search.asked.pieces[first:upto], search.hashes[:upto], size)
+            if links is None:
+                return self._prompt(search, reason=_FAILED)
+            search.extend(links)
         self._learn_later(search)
         return self._prompt(search)
 
@@ -227,7 +233,7 @@ class ModelPrompts:
             self.stats.timeouts += 1
             return self._prompt(search, reason="tokenizing takes too long")
         if work.cancelled() or work.exception() is not None:
-            return self._prompt(search, reason="tokenizing failed")
+            return self._prompt(search, reason=_FAILED)
         search.extend(work.result())
         self._learn_later(search)
         return self._prompt(search)

@@ -16,9 +16,10 @@ _CAPACITY = 600_000  # keys a generation; three bits each, about 20 % of the bit
 class SeenTexts:
     """Keys are 64-bit hashes of text chains, rooted in the isolation domain: no domain can find another's."""
 
-    __slots__ = ("_added", "_new", "_old")
+    __slots__ = ("_added", "_capacity", "_new", "_old")
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: int = _CAPACITY) -> None:
+        self._capacity = capacity
         self._new = bytearray(_BITS // 8)
         self._old = bytearray(_BITS // 8)
         self._added = 0
@@ -27,7 +28,7 @@ class SeenTexts:
         return _all_set(self._new, key) or _all_set(self._old, key)
 
     def add(self, keys: Sequence[int]) -> None:
-        if self._added > _CAPACITY:
+        if self._added >= self._capacity:
             self._old, self._new, self._added = self._new, bytearray(_BITS // 8), 0
         bits = self._new
         for key in keys:

@@ -111,7 +111,6 @@ class TestServe:
         app = ModuleType("router.app")
         app.run = configs.append  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "router.app", app)
-        monkeypatch.setattr(router, "app", app, raising=False)
         return configs
 
     def test_flags_over_the_file(self, shell: Shell, served: list[Config]) -> None:
@@ -137,19 +136,18 @@ class TestServe:
 
 
 DECISION: dict[str, Any] = {
+    "request": {"model": "m", "tokens": 5000, "turn": 3, "prompt_source": "exact", "reason": ""},
     "policy": "kv_aware",
-    "scored": [
+    "candidates": [
         {
-            "candidate": {
-                "instance": "[::1]:8000",
-                "rank": 0,
-                "hit_tokens": 4096,
-                "confidence": 1.0,
-                "booked_requests": 2,
-                "running": 3,
-                "waiting": 4,
-            },
             "cost": {"value": 12.5, "parts": {"queue": 2.5, "prefill": 10.0}, "unit": "ms"},
+            "instance": "[::1]:8000",
+            "rank": 0,
+            "hit_tokens": 4096,
+            "confidence": 1.0,
+            "booked_requests": 2,
+            "running": 3,
+            "waiting": 4,
         }
     ],
     "filtered": {"b/0": "excluded"},
@@ -193,7 +191,16 @@ class TestExplain:
     def test_every_candidate_with_its_parts(self, shell: Shell, gateway: str, body: bytes) -> None:
         assert shell("explain", "body.json", "--url", gateway) == 0
         assert Gateway.asked == ("/admin/v1/explain?path=%2Fv1%2Fchat%2Fcompletions", body)
-        for cell in ("[::1]:8000/0", "12.5", "queue", "2.5", "prefill", "10.0", "4,096"):
+        assert "m: 5,000 tokens, turn 3, read exact" in shell.out
+        for cell in (
+            "[::1]:8000/0",
+            "12.5",
+            "queue",
+            "2.5",
+            "prefill",
+            "10.0",
+            "4,096",
+        ):
             assert cell in shell.out
         assert "left out: b/0: excluded" in shell.out
         assert "note: a reason" in shell.out

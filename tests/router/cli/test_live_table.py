@@ -35,14 +35,7 @@ def test_a_table() -> None:
     with console.capture() as capture:
         console.print(live_table.table([ROW, {**ROW, "rank": 1, "ttft_p50_s": 1.5}]))
     shown = capture.get()
-    for text in (
-        "█" * 16 + "░" * 4 + "  80%",
-        "127.0.0.1:8101/1",
-        "60%",
-        "42 ms",
-        "1.50 s",
-        "hit rate: prompt tokens found",
-    ):
+    for text in ("█" * 16 + "░" * 4 + "  80%", "127.0.0.1:8101/1", "60%", "42 ms", "1.50 s"):
         assert text in shown
 
 
@@ -57,3 +50,25 @@ def test_cache_filled(row: dict[str, Any], filled: float | None) -> None:
 def test_what_is_not_known_yet() -> None:
     row = {**ROW, "hit_rate": None, "ttft_p50_s": None, "capacity_tokens": 0}
     assert "cache –  busy 25%  running 3  waiting 4  hit rate –  TTFT –" in live_table.line(row)
+
+
+def test_an_engine_that_has_not_joined_shows_its_state() -> None:
+    pending = {"instance": "http://a:1", "rank": 0, "health": "pending", "reason": "no answer"}
+    assert live_table.line(pending).endswith("running –  waiting –  hit rate –  TTFT –  state pending")
+    live_table.table([pending])
+
+
+def _outcome(instance: str, *, tokens: int, hit: int | None, ttft: float | None) -> dict[str, Any]:
+    return {"instance": instance, "rank": 0, "input_tokens": tokens, "delivered_hit_tokens": hit, "ttft_s": ttft}
+
+
+def test_hit_rate_and_ttft_come_from_the_last_outcomes() -> None:
+    outcomes = [
+        _outcome("a", tokens=100, hit=80, ttft=0.1),
+        _outcome("a", tokens=300, hit=20, ttft=0.3),
+        _outcome("a", tokens=999, hit=None, ttft=0.2),  # an answer that told nothing counts for neither side
+        _outcome("b", tokens=100, hit=None, ttft=None),
+    ]
+    a, b, c = live_table.with_recent([{"instance": name, "rank": 0} for name in "abc"], outcomes)
+    assert (a["hit_rate"], a["ttft_p50_s"]) == (0.25, 0.2)
+    assert (b["hit_rate"], b["ttft_p50_s"]) == (c["hit_rate"], c["ttft_p50_s"]) == (None, None)

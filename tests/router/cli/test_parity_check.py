@@ -28,14 +28,14 @@ class Tokenizing:
     def __init__(self, *, spoil: list[int] | None = None, able: bool = True) -> None:
         self._spoil = spoil or []
         self._able = able
+        with ThreadPoolExecutor(1) as executor:
+            self._prompts = load_prompts("m", tokenizer="demo", secret=b"s", block_sizes=tuple, executor=executor)
 
     async def tokenize(self, _: Instance, path: str, body: Mapping[str, Any]) -> list[int]:
         if not self._able:
             raise EngineProtocolError("the engine has no /tokenize")
-        with ThreadPoolExecutor(1) as executor:
-            prompts = load_prompts("m", tokenizer="demo", secret=b"s", block_sizes=tuple, executor=executor)
-        assert prompts.dialect is not None
-        return prompts.token_ids(path, body, prompts.dialect) + self._spoil
+        assert self._prompts.dialect is not None
+        return self._prompts.token_ids(path, body, self._prompts.dialect) + self._spoil
 
 
 async def _finding(adapter: Tokenizing, *, tokenizer: str | None = "demo", facts: EngineFacts = FACTS) -> Finding:

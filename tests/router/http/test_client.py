@@ -65,7 +65,7 @@ class Engine:
 
     async def listen(self) -> None:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=2**26)
-        self.url = "http://127.0.0.1:%d" % self._server.sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def _accept(self, reader, writer) -> None:
         self._tasks.add(asyncio.current_task())
@@ -168,7 +168,7 @@ def then_stays(*pieces: bytes):
 
 
 async def eventually(condition) -> None:
-    while not condition():
+    while not condition():  # noqa: ASYNC110 (what is waited for has no event)
         await asyncio.sleep(0.002)
 
 

@@ -200,12 +200,10 @@ async def test_a_refusal_is_read_even_while_the_client_still_sends(start, dial):
 
 
 async def test_a_refusal_waits_for_the_answers_before_it(start, dial):
-    responders = []
-    wire = await dial(await start(lambda request, responder: responders.append(responder)))
+    handed = asyncio.get_running_loop().create_future()
+    wire = await dial(await start(lambda request, responder: handed.set_result(responder)))
     wire.send(_raw(_HOST, b"GET / HTTP/1.1") + b"garbage\r\n\r\n")
-    while not responders:
-        await asyncio.sleep(0.001)
-    responders[0].send(200, [], b"first")
+    (await handed).send(200, [], b"first")
     answer = await wire.to_end()
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"\r\n\r\nfirstHTTP/1.1 400 Bad Request\r\n" in answer

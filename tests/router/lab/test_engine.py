@@ -322,7 +322,8 @@ def test_leaps_end_where_single_steps_would(
         arrivals = sorted((n * 0.003, str(i), p, o) for i, (n, _, p, o, _) in enumerate(specs))
         stops = iter(sorted(interruptions))
         stop = next(stops, None)
-        times, now = {}, 0.0
+        times: dict[str, float] = {}
+        now = 0.0
         while arrivals or model.running or model.waiting:
             while arrivals and arrivals[0][0] <= now:
                 _, id, prompt, output = arrivals.pop(0)

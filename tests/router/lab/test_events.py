@@ -13,6 +13,7 @@ import zmq
 import zmq.asyncio
 
 from router.core import Cleared, Removed, Stored
+from router.lab.chat import ChatModel
 from router.lab.engine import block_hashes, root_hash
 from router.lab.events import EventPublisher, wire_events
 from router.lab.server import SimEngineOptions, SimEngineServer
@@ -54,9 +55,9 @@ class Subscriber:
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[SimEngineServer]:
+async def engine(chat: ChatModel) -> AsyncIterator[SimEngineServer]:
     options = SimEngineOptions(speed=200, capacity_tokens=1_600, max_model_tokens=1_000, loras=("poet",))
-    async with SimEngineServer(options) as engine:
+    async with SimEngineServer(options, chat=chat) as engine:
         yield engine
 
 
@@ -207,10 +208,12 @@ async def test_sources_tell_the_ports_under_a_wildcard(engine: SimEngineServer, 
 
 
 async def test_an_engine_without_events_names_no_source() -> None:
-    async with SimEngineServer(SimEngineOptions(events_port=None, speed=200)) as engine:
-        async with httpx.AsyncClient(base_url=engine.url) as http:
-            await complete(http, list(range(40)))
-            assert (await http.get("/kv_event_sources")).json() == {}
+    async with (
+        SimEngineServer(SimEngineOptions(events_port=None, speed=200)) as engine,
+        httpx.AsyncClient(base_url=engine.url) as http,
+    ):
+        await complete(http, list(range(40)))
+        assert (await http.get("/kv_event_sources")).json() == {}
     assert engine.events_endpoint is None
 
 

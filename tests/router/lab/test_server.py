@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from router.lab.chat import ChatModel
 from router.lab.server import SimEngineOptions, SimEngineServer
 
 CITY_TOOL: Any = {
@@ -29,8 +33,8 @@ def user(text: str) -> Any:
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[SimEngineServer]:
-    async with SimEngineServer(SimEngineOptions(speed=50, loras=("poet",))) as engine:
+async def engine(chat: ChatModel) -> AsyncIterator[SimEngineServer]:
+    async with SimEngineServer(SimEngineOptions(speed=50, loras=("poet",)), chat=chat) as engine:
         yield engine
 
 
@@ -186,9 +190,11 @@ async def test_a_fresh_engine_and_another_salt_report_nothing(client: openai.Asy
     messages = user("water " * 100)
     assert (await cached(client, messages))[1] == 0
     assert (await cached(client, messages, extra_body={"cache_salt": "tenant-b"}))[1] == 0
-    async with SimEngineServer(SimEngineOptions(speed=50)) as other:
-        async with openai.AsyncOpenAI(base_url=f"{other.url}/v1", api_key="none") as fresh:
-            assert (await cached(fresh, messages))[1] == 0
+    async with (
+        SimEngineServer(SimEngineOptions(speed=50)) as other,
+        openai.AsyncOpenAI(base_url=f"{other.url}/v1", api_key="none") as fresh,
+    ):
+        assert (await cached(fresh, messages))[1] == 0
 
 
 @pytest.mark.parametrize("with_tool", [False, True])
@@ -207,9 +213,11 @@ async def test_the_next_turn_hits_the_answer_too(client: openai.AsyncOpenAI, wit
 
 
 async def test_report_cached_off() -> None:
-    async with SimEngineServer(SimEngineOptions(speed=50, report_cached=False)) as engine:
-        async with httpx.AsyncClient(base_url=engine.url) as http:
-            answer = (await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})).json()
+    async with (
+        SimEngineServer(SimEngineOptions(speed=50, report_cached=False)) as engine,
+        httpx.AsyncClient(base_url=engine.url) as http,
+    ):
+        answer = (await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})).json()
     assert answer["usage"]["prompt_tokens_details"] is None
 
 
@@ -238,12 +246,16 @@ async def test_adapters(client: openai.AsyncOpenAI) -> None:
         ({"messages": user("x"), "tool_choice": "auto"}, 400, "tool_choice", "`tools` must be set"),
         ({"messages": user("x"), "response_format": {"type": "json_schema"}}, 400, "response_format", "json_schema"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, None, "demo is not a multimodal"),
+        ({"messages": [{"role": "user", "content": 5}]}, 400, None, "not iterable"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, 400, None, "unknown role"),
     ],
 )
-async def test_chat_errors(body: dict[str, Any], status: int, param: str | None, words: str) -> None:
-    async with SimEngineServer(SimEngineOptions(max_model_tokens=4_000)) as engine:
-        async with httpx.AsyncClient(base_url=engine.url) as http:
-            answer = await http.post("/v1/chat/completions", json=body)
+async def test_chat_errors(body: dict[str, Any], status: int, param: str | None, words: str, chat: ChatModel) -> None:
+    async with (
+        SimEngineServer(SimEngineOptions(max_model_tokens=4_000), chat=chat) as engine,
+        httpx.AsyncClient(base_url=engine.url) as http,
+    ):
+        answer = await http.post("/v1/chat/completions", json=body)
     assert answer.status_code == status
     error = answer.json()["error"]
     assert (error["code"], error["param"]) == (status, param)
@@ -277,14 +289,16 @@ async def test_what_is_no_json_and_no_route(http: httpx.AsyncClient) -> None:
 
 
 async def test_a_key_guards_the_api_and_nothing_else() -> None:
-    async with SimEngineServer(SimEngineOptions(api_key="secret", speed=50)) as engine:
-        async with httpx.AsyncClient(base_url=engine.url) as http:
-            refused = await http.get("/v1/models")
-            assert (refused.status_code, refused.json()) == (401, {"error": "Unauthorized"})
-            assert (await http.get("/v1/models", headers={"authorization": "Bearer wrong"})).status_code == 401
-            assert (await http.get("/v1/models", headers={"authorization": "Bearer secret"})).status_code == 200
-            assert (await http.get("/kv_event_sources")).status_code == 200
-            assert (await http.post("/tokenize", json={"prompt": "x"})).status_code == 200
+    async with (
+        SimEngineServer(SimEngineOptions(api_key="secret", speed=50)) as engine,
+        httpx.AsyncClient(base_url=engine.url) as http,
+    ):
+        refused = await http.get("/v1/models")
+        assert (refused.status_code, refused.json()) == (401, {"error": "Unauthorized"})
+        assert (await http.get("/v1/models", headers={"authorization": "Bearer wrong"})).status_code == 401
+        assert (await http.get("/v1/models", headers={"authorization": "Bearer secret"})).status_code == 200
+        assert (await http.get("/kv_event_sources")).status_code == 200
+        assert (await http.post("/tokenize", json={"prompt": "x"})).status_code == 200
 
 
 async def test_tokenize_renders_a_conversation_as_chat_does(
@@ -301,6 +315,12 @@ async def test_tokenize_renders_a_conversation_as_chat_does(
     cut = (await http.post("/tokenize", json=body)).json()["tokens"]
     text = (await http.post("/detokenize", json={"tokens": cut})).json()["prompt"]
     assert text.endswith("It is")
+
+
+async def idle(engine: SimEngineServer) -> None:
+    async with asyncio.timeout(5):
+        while engine.model.running:  # noqa: ASYNC110 (the engine has no reason to tell anybody)
+            await asyncio.sleep(0.01)
 
 
 def sample(page: str, name: str) -> float:
@@ -328,9 +348,7 @@ async def test_a_client_that_leaves_frees_the_engine(engine: SimEngineServer, ht
     async with http.stream("POST", "/v1/completions", json=ask) as answer:
         await answer.aiter_lines().__anext__()
         assert engine.model.running == 1
-    async with asyncio.timeout(5):
-        while engine.model.running:
-            await asyncio.sleep(0.01)
+    await idle(engine)
     assert 'finished_reason="abort"} 1.0' in (await http.get("/metrics")).text
 
 
@@ -380,9 +398,7 @@ async def test_reset_is_refused_while_busy(engine: SimEngineServer, http: httpx.
     async with http.stream("POST", "/v1/completions", json=ask) as answer:
         await answer.aiter_lines().__anext__()
         assert (await http.post("/reset_prefix_cache")).json() == {"success": False}
-    async with asyncio.timeout(5):
-        while engine.model.running:
-            await asyncio.sleep(0.01)
+    await idle(engine)
     assert (await http.post("/reset_prefix_cache")).json() == {"success": True}
 
 
@@ -390,6 +406,29 @@ async def test_a_request_id_names_the_answer(http: httpx.AsyncClient) -> None:
     headers = {"x-request-id": "mine"}
     answer = await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=headers)
     assert answer.json()["id"] == "cmpl-mine"
+
+
+def test_run_serves_until_it_is_told_to_stop() -> None:
+    script = (
+        "from router.lab.server import SimEngineOptions, run\n"
+        "run(SimEngineOptions(), ready=lambda engine: print(engine.url, flush=True))"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        try:
+            assert httpx.get(f"{url}/version").json() == {"version": "0.32.0"}
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 0
+
+
+async def test_a_model_that_fails_is_a_crash(
+    engine: SimEngineServer, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.model, "step", lambda now: 1 / 0)
+    assert (await http.post("/v1/completions", json={"prompt": "x"})).status_code == 500
+    assert (await http.get("/health")).status_code == 503
 
 
 def test_options_that_make_no_engine_are_refused() -> None:

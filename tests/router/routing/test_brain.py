@@ -153,7 +153,7 @@ def test_doubt_shortens_the_credit() -> None:
         confidence.answered(predicted_tokens=1000, delivered_tokens=0, slack_tokens=16)
     booking = world.place(ask([*LONG, 1]))
     assert 0.5 < confidence.value < 0.52
-    assert booking.predicted_hit_tokens == int(2048 * confidence.value)
+    assert booking.predicted_hit_tokens == int(2048 * confidence.value) // BLOCK * BLOCK
 
 
 async def test_a_hit_rule_of_the_engine_caps_every_credit() -> None:

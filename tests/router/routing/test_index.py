@@ -594,6 +594,15 @@ def test_a_rank_is_not_believed_to_hold_more_than_fits(clock) -> None:
     assert index.stats().evicted == 200 * 32 - slot.blocks
 
 
+def test_capacity_is_one_of_tokens(clock) -> None:
+    """Declared as 250 blocks of 16; the engine's blocks turn out to hold 4."""
+    index = BlockIndex(SECRET, clock=clock)
+    slot = index.open("A", 0, model=MODEL, block_size=16, capacity_blocks=250)
+    churn(index, slot, range(200), remove=False)
+    assert slot.block_size == 4
+    assert 1000 <= slot.blocks <= 1250
+
+
 def test_evicted_copies_leave_nothing_behind(clock) -> None:
     index = BlockIndex(SECRET, clock=clock)
     slot = index.open("A", 0, model=MODEL, capacity_blocks=100)

@@ -53,6 +53,15 @@ def test_the_next_turn_finds_all_of_the_last_one(recent: RecentDispatches, block
     assert recent.match("d", keys[:blocks], SIZE)[A] == blocks * SIZE
 
 
+def test_what_differs_past_the_last_entry_is_not_taken_for_the_same(recent: RecentDispatches) -> None:
+    """67 blocks are written down as 64 and the end: another 67th block is another end."""
+    common = prompt(1, 64)
+    recent.insert("d", A, array("Q", [*common, 7, 8, 9]), SIZE)
+    assert recent.match("d", array("Q", [*common, 7, 8, 9, 10]), SIZE) == {A: 67 * SIZE}
+    assert recent.match("d", array("Q", [*common, 7, 8, 5, 6]), SIZE) == {A: 64 * SIZE}
+    assert recent.match("d", array("Q", [*common, 7, 8]), SIZE) == {A: 64 * SIZE}
+
+
 @given(st.integers(1, 3000), st.integers(0, 3000), st.integers(0, 3000))
 def test_a_common_prefix_is_found_but_for_a_sixteenth(common: int, mine: int, theirs: int) -> None:
     recent = RecentDispatches(clock=lambda: 0.0)
