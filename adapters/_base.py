@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable
+from weakref import WeakSet
 
 import httpx
 
@@ -25,14 +26,19 @@ class EngineAdapter:
         self._http = EngineHttp(transport)
         self._clock = clock
         self._zmq = new_context()
+        self._followers: WeakSet[Follower] = WeakSet()
 
     async def aclose(self) -> None:
-        """Event streams are to be closed before."""
+        """Event streams that are still open end here."""
         await self._http.aclose()
+        for follower in list(self._followers):
+            follower.close()
         self._zmq.destroy(linger=0)
 
     def events(self, instance: Instance, source: EventSource, after: int | None) -> AsyncGenerator[EventBatch | Lost]:
-        return Follower(self._zmq, source, after, clock=self._clock).items()
+        follower = Follower(self._zmq, source, after, clock=self._clock)
+        self._followers.add(follower)
+        return follower.items()
 
     def upstream(self, instance: Instance, rank: int | None) -> Upstream:
         """The header by which vLLM (since about 0.13) and SGLang send a request to one data-parallel rank.

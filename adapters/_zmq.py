@@ -67,11 +67,14 @@ class Follower:
         self._queue: deque[tuple[int, Callable[..., Iterable[Item]], tuple[Any, ...]]] = deque()
         self._queued_bytes = 0
         self._arrived = asyncio.Event()
+        self._subscription: _Subscription | None = None
         self._replay: _Replay | None = None
 
     async def items(self) -> AsyncGenerator[Item]:
         """Endless. Raises `EngineUnreachable` when the endpoint is no address. To be closed with `aclose()`."""
-        subscription = _Subscription(self._context, self._source, self._stream, self._put, timeout_s=self._timeout_s)
+        self._subscription = _Subscription(
+            self._context, self._source, self._stream, self._put, timeout_s=self._timeout_s
+        )
         try:
             while True:
                 await self._arrived.wait()
@@ -84,8 +87,15 @@ class Follower:
                         await asyncio.sleep(0)
                         until = perf_counter() + _SLICE_S
         finally:
-            subscription.close()
-            self._close_replay()
+            self.close()
+
+    def close(self) -> None:
+        """Closes the sockets; `items` yields nothing more."""
+        if self._subscription is not None:
+            self._subscription.close()
+            self._subscription = None
+        self._close_replay()
+        self._queue.clear()
 
     def _put(self, size: int, call: Callable[..., Iterable[Item]], *arguments: Any) -> None:
         if self._queued_bytes + size > self._max_bytes:
@@ -109,7 +119,8 @@ class Follower:
         """Start and stop the replay as the stream wants it."""
         self._close_replay()
         start, self._stream.wanted = self._stream.wanted, None
-        if start is not None and self._source.replay is not None:
+        is_open = self._subscription is not None
+        if is_open and start is not None and self._source.replay is not None:
             self._replay = _Replay(
                 self._context, self._source.replay, start, stream=self._stream, put=self._put, timeout_s=self._timeout_s
             )
@@ -142,8 +153,7 @@ class _Subscription:
 
     def close(self) -> None:
         self._no_connection.cancel()
-        if not self._socket.closed:  # else the context has been destroyed before us
-            self._socket.disable_monitor()
+        self._socket.disable_monitor()
         self._monitor_reader.close()
         self._reader.close()
 

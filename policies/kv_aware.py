@@ -22,12 +22,13 @@ WEIGHTS: Mapping[str, float] = {
     "queue": 1.0,
     "prefill": 1.0,
     "neighbours": 0.5,
-    "duplication": 0.25,
+    "duplication": 1.0,
     "decode": 0.15,
     "memory": 1.0,
 }
-"""Chosen by replaying three Mooncake traces (FAST '25; 3 to 4 × their speed, 8 simulated 8B engines on H100). With less for
-neighbours the knee comes earlier, with 1.0 long prompts pay; the others hardly matter within a factor of two."""
+"""Chosen by replaying three traces of Mooncake (FAST '25) at 3 to 4 × their speed on 8 simulated engines (8B, H100).
+With less for neighbours the knee comes earlier, with 1.0 long prompts pay for it. Below the knee duplication and decode
+hardly matter within a factor of three; at 1.0 a copy is worth making once the queue is twice its prefill."""
 
 
 class KvAware:

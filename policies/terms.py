@@ -77,16 +77,20 @@ def neighbours_ms(own_prefill_ms: float, decoding: int) -> float:
 
 
 def pinned_tokens(candidate: Candidate) -> float:
-    """KV memory that cannot be given away: what we have under way there, or the engine's word where that is more."""
-    told = candidate.kv_usage * candidate.capacity_tokens
-    ours = candidate.booked_kv_tokens
-    return told if told > ours else ours
+    """KV memory that cannot be given away: the engine's word, which counts shared blocks once; else what we booked."""
+    if candidate.kv_usage and candidate.load_age_s <= STALE_LOAD_S:
+        return candidate.kv_usage * candidate.capacity_tokens
+    return candidate.booked_kv_tokens
 
 
 def decode_ms(snapshot: Snapshot, candidate: Candidate, *, pinned: float, decoding: int) -> float:
-    """E[output] × what a decode step takes at that context and batch, with this request in it: c0 + c3·K + c4·B."""
-    rates = candidate.rates
-    step = rates.c0_ms + rates.c3_ms * (pinned + snapshot.tokens) + rates.c4_ms * (decoding + 1)
+    """E[output] × what a decode step takes at that context and batch, with this request in it: c0 + c3·K + c4·B.
+
+    K counts a shared prefix once per sequence, since each of them reads it: what we booked, unless more is pinned.
+    """
+    rates, booked = candidate.rates, candidate.booked_kv_tokens
+    context = (pinned if pinned > booked else booked) + snapshot.tokens
+    step = rates.c0_ms + rates.c3_ms * context + rates.c4_ms * (decoding + 1)
     return snapshot.output_tokens * step
 
 

@@ -24,6 +24,7 @@ from router.core import Outcome, Usage
 RECENT_OUTCOMES = 1000
 
 _SERIES = 2000
+_HISTOGRAMS = 200  # a histogram is some twenty series
 _LAG_SAMPLE_S = 0.25
 _OTHER = "other"
 
@@ -103,7 +104,7 @@ class Histogram:
         buckets.total += value
 
     def _begin(self, key: str) -> _Buckets:
-        if len(self._series) >= _SERIES:
+        if len(self._series) >= _HISTOGRAMS:
             key = _OTHER
         return self._series.setdefault(key, _Buckets(len(self._bounds) + 1))
 

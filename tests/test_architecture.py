@@ -13,6 +13,7 @@ import pytest
 import typer
 from importlinter.cli import lint_imports
 
+from router import plugins
 from router.cli import app
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,6 +39,11 @@ def test_the_import_contracts_hold(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_entry_point_loads(group: str, name: str, value: str) -> None:
     module, _, attribute = value.partition(":")
     assert callable(getattr(import_module(module), attribute))
+
+
+@pytest.mark.parametrize("group", [plugins.POLICIES, plugins.ADAPTERS, plugins.DISCOVERY])
+def test_every_plugin_group_that_the_code_asks_for_is_declared(group: str) -> None:
+    assert PYPROJECT["project"]["entry-points"].get(group)
 
 
 def _environment_reads(source: str) -> Iterator[int]:
@@ -67,25 +73,33 @@ def test_no_package_is_named_after_nothing() -> None:
     assert [str(file) for file in _sources() if file.stem in vague or file.parent.name in vague] == []
 
 
-class TestReadme:
-    """What the README tells people to type exists."""
+def _typed(text: str, program: str) -> set[str]:
+    """The first words after `program` in the lines of a README that one is told to type."""
+    return set(re.findall(rf"^ *(?:\$ )?(?:\.venv/bin/)?{program} +([a-z][\w-]*)", text, re.MULTILINE))
 
-    @pytest.fixture
-    def readme(self) -> str:
-        return (ROOT / "README.md").read_text()
 
-    def test_commands(self, readme: str) -> None:
-        known = set(typer.main.get_group(app).commands)
-        named = set(re.findall(r"^\s*(?:\$ )?(?:\.venv/bin/)?warmroute ([a-z][\w-]*)", readme, re.MULTILINE))
-        assert named
-        assert named <= known
+def test_what_one_is_told_to_type_is_recognised() -> None:
+    text = "see warmroute x\n    warmroute serve -c a\n    $ .venv/bin/warmroute sim-engine\nmake run\n"
+    assert (_typed(text, "warmroute"), _typed(text, "make")) == ({"serve", "sim-engine"}, {"run"})
 
-    def test_make_targets(self, readme: str) -> None:
+
+@pytest.mark.parametrize(
+    "readme", sorted([ROOT / "README.md", *(ROOT / "examples").glob("*/README.md")]), ids=lambda file: file.parent.name
+)
+class TestReadmes:
+    """What a README tells people to type exists."""
+
+    def test_commands(self, readme: Path) -> None:
+        assert _typed(readme.read_text(), "warmroute") <= set(typer.main.get_group(app).commands)
+
+    def test_make_targets(self, readme: Path) -> None:
         targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-        named = set(re.findall(r"^\s*(?:\$ )?make ([a-z][a-z-]*)", readme, re.MULTILINE))
-        assert "test" in named
-        assert named <= targets
+        assert _typed(readme.read_text(), "make") <= targets
 
-    def test_files(self, readme: str) -> None:
-        linked = re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", readme)
-        assert [path for path in linked if not (ROOT / path).exists()] == []
+    def test_linked_files(self, readme: Path) -> None:
+        linked = re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", readme.read_text())
+        assert [path for path in linked if not (readme.parent / path).exists()] == []
+
+
+def test_the_readme_says_how_to_test() -> None:
+    assert "test" in _typed((ROOT / "README.md").read_text(), "make")

@@ -17,6 +17,9 @@ import zmq.asyncio
 
 from router.core import EventSource
 
+SETTLE_S = 0.3
+"""A subscription takes effect when the publisher has read it, shortly after the handshake; nothing confirms it."""
+
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _FROM_THE_FIRST = [b"", (0).to_bytes(8, "big")]
 
@@ -40,12 +43,9 @@ class EventProbe:
         for source in self._sources:
             self._listening[source.rank] = await listens(source.endpoint)
             if self._listening[source.rank]:
-                subscriber = self._context.socket(zmq.SUB)
-                subscriber.subscribe(source.topic)
-                subscriber.connect(source.endpoint)
-                self._subscribers[source.rank] = subscriber
+                self._subscribers[source.rank] = await self._subscribe(source)
         if self._subscribers:
-            await asyncio.sleep(0.3)  # a subscription takes effect when the publisher has read it
+            await asyncio.sleep(SETTLE_S)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -71,6 +71,15 @@ class EventProbe:
             return source.endpoint if self._listening.get(source.rank) else None
         host = own_address()
         return f"{host}:{parts.port}" if host and await listens(f"tcp://{host}:{parts.port}") else None
+
+    async def _subscribe(self, source: EventSource) -> zmq.asyncio.Socket:
+        subscriber = self._context.socket(zmq.SUB)
+        subscriber.subscribe(source.topic)
+        monitor = subscriber.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        subscriber.connect(source.endpoint)
+        await monitor.poll(int(self._patience_s * 1000))
+        subscriber.disable_monitor()
+        return subscriber
 
     async def _received(self, subscriber: zmq.asyncio.Socket | None) -> int:
         messages = 0

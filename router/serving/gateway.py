@@ -27,11 +27,10 @@ Listener = Callable[[Outcome], None]
 class Passage:
     """What has become of one request so far; at its end, its Outcome."""
 
-    __slots__ = ("_clock", "attempt", "attempts", "began", "booking", "call", "prompt", "queue_s", "started_at")
+    __slots__ = ("attempt", "attempts", "began", "booking", "call", "prompt", "queue_s", "started_at")
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self.began = clock()
+    def __init__(self) -> None:
+        self.began = time.monotonic()
         self.started_at = time.time()
         self.call: Call | None = None
         self.prompt: Prompt | None = None
@@ -63,7 +62,7 @@ class Passage:
             started_at=self.started_at,
             queue_s=self.queue_s,
             ttft_s=ttft_s,
-            took_s=self._clock() - self.began,
+            took_s=time.monotonic() - self.began,
             stream=call.stream if call is not None else False,
             prompt_source=self.prompt.source if self.prompt is not None else "none",
             policy=booking.policy if booking is not None else "",
@@ -95,7 +94,6 @@ class Gateway:
         listeners: Sequence[Listener] = (),
         body_limit: int = 64 << 20,
         receipts: bool = False,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._models = models
         self._placement = placement
@@ -103,11 +101,10 @@ class Gateway:
         self._listeners = tuple(listeners)
         self._body_limit = body_limit
         self._receipts = receipts
-        self._clock = clock
 
     async def complete(self, request: HttpRequest, reply: Reply, path: str) -> None:
         """Answer a completion request. Cancelling this is how a client's leaving is made known."""
-        passage = Passage(self._clock)
+        passage = Passage()
         try:
             passage.call = call = await read_call(request, path, models=self._models, body_limit=self._body_limit)
             passage.prompt = await self._read_prompt(call)
@@ -148,11 +145,11 @@ class Gateway:
 
     async def _attempt(self, passage: Passage, call: Call, reply: Reply, exclude: tuple[str, ...] = ()) -> Answer:
         assert passage.prompt is not None
-        asked = self._clock()
+        asked = time.monotonic()
         booking = await self._placement.place(call.ask(reply.request_id, passage.prompt, exclude=exclude))
         passage.booking = booking
         passage.attempts += 1
-        passage.queue_s += self._clock() - asked
+        passage.queue_s += time.monotonic() - asked
         reply.receipt = self._receipt(booking)
         attempt = passage.attempt = self._proxy.begin(
             call, booking, reply, on_first_token=partial(self._placement.progress, booking.id)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from typing import Any
@@ -348,6 +349,21 @@ async def test_a_request_is_steered_to_a_rank_only_where_one_is_given() -> None:
     assert adapter.upstream(ENGINE, 2).headers == ((b"x-data-parallel-rank", b"2"),)
     assert adapter.upstream(ENGINE, 2).fields == {}
     await adapter.aclose()
+
+
+async def test_closing_the_adapter_ends_a_stream_that_is_still_open() -> None:
+    async with Publisher() as publisher:
+        await publisher.publish(3)
+        adapter = adapter_of(FakeEngine({}))
+        stream = adapter.events(ENGINE, publisher.source, None)
+        await anext(stream)
+        await adapter.aclose()
+        await publisher.publish(3)
+        reading = asyncio.ensure_future(anext(stream))
+        done, _ = await asyncio.wait({reading}, timeout=0.2)
+        assert not done
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
 
 
 async def test_events_of_ranks_that_begin_at_two_are_numbered_as_their_sources() -> None:

@@ -89,10 +89,18 @@ def test_decode_is_the_expected_output_times_a_step() -> None:
     assert cost == pytest.approx(100 * step)
 
 
-def test_the_engine_is_believed_where_it_pins_more_than_we_booked() -> None:
+def test_every_sequence_reads_its_context_be_it_shared_or_not() -> None:
+    shared = candidate(booked_kv_tokens=90_000)
+    step = 5 + 4e-5 * 91_000 + 0.01 * 5
+    assert terms.decode_ms(snapshot(1000), shared, pinned=50_000, decoding=4) == pytest.approx(100 * step)
+
+
+def test_what_is_pinned_the_engine_knows_best() -> None:
     assert terms.pinned_tokens(candidate(booked_kv_tokens=50_000, kv_usage=0.5, capacity_tokens=200_000)) == 100_000
-    assert terms.pinned_tokens(candidate(booked_kv_tokens=150_000, kv_usage=0.5, capacity_tokens=200_000)) == 150_000
-    assert terms.pinned_tokens(candidate(booked_kv_tokens=50_000, kv_usage=0.5)) == 50_000
+    assert terms.pinned_tokens(candidate(booked_kv_tokens=150_000, kv_usage=0.5, capacity_tokens=200_000)) == 100_000
+    assert terms.pinned_tokens(candidate(booked_kv_tokens=150_000, capacity_tokens=200_000)) == 150_000
+    old = candidate(booked_kv_tokens=50_000, kv_usage=0.5, capacity_tokens=200_000, load_age_s=60.0)
+    assert terms.pinned_tokens(old) == 50_000
 
 
 @pytest.mark.parametrize(

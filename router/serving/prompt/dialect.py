@@ -101,7 +101,7 @@ class Plain:
     def messages(self, messages: Sequence[Message], template: ChatTemplate, *, continues: bool) -> Sequence[Message]:
         for message in messages:
             if not isinstance(message.get("content"), str | None):
-                _only_text(message["content"])
+                _texts(message["content"])  # refuses what is not text
         return messages
 
     def tools(self, body: Body) -> Sequence[Any] | None:
@@ -198,10 +198,10 @@ def _text_of(part: Any) -> str | None:
     return text
 
 
-def _only_text(content: Any) -> list[str]:
+def _texts(content: Any) -> list[str]:
     if not isinstance(content, list):
         raise Unreadable("content that is neither text nor a list of parts")
-    return [text for part in content if (text := _text_of(part))]
+    return [text for part in content if (text := _text_of(part)) is not None]
 
 
 def _parsed_arguments(arguments: Any, *, lenient: bool) -> Any:
@@ -245,9 +245,12 @@ def _vllm_content(role: str, content: Any, *, parts: bool) -> Any:
         content = [{"type": "text", "text": content}]
     if role == "system":
         content = _without_billing_header(content)
-    if not parts or role == "tool":
-        return "\n".join(_only_text(content))
-    pairs = [(part, text) for part in content if (text := _text_of(part))]
+    texts = _texts(content)
+    if not parts:
+        return "\n".join(text for text in texts if text)
+    if role == "tool":
+        return "\n".join(texts)
+    pairs = [(part, text) for part in content if (text := _text_of(part)) is not None]
     return [{**(part if isinstance(part, dict) else {}), "type": "text", "text": text} for part, text in pairs]
 
 
@@ -338,7 +341,9 @@ def _sglang_message(message: Message, *, parts: bool) -> Message:
     if content is None:
         read["content"] = ""
     elif not isinstance(content, str):
-        texts = _only_text(content)
+        texts = _texts(content)
+        if any(not isinstance(part, dict) or part["type"] not in ("text", "input_text") for part in content):
+            raise Unreadable("content parts that this engine drops")
         read["content"] = [{"type": "text", "text": text} for text in texts] if parts else " ".join(texts)
     calls = read.get("tool_calls")
     if message["role"] == "assistant" and isinstance(calls, list):

@@ -12,7 +12,21 @@ import pytest
 
 from policies.kv_aware import KvAware
 from policies.round_robin import RoundRobin
-from router.core import Ask, Booking, Cost, EngineFacts, EventSource, Instance, Load, Outcome, Prompt, Snapshot, Stored
+from router.core import (
+    Ask,
+    Booking,
+    Cost,
+    EngineFacts,
+    EventSource,
+    HitRule,
+    Instance,
+    Load,
+    Outcome,
+    Prompt,
+    Rates,
+    Snapshot,
+    Stored,
+)
 from router.errors import NoEngine
 from router.routing.blocks import chain, root_key
 from router.routing.bookings import Bookings
@@ -64,8 +78,10 @@ class World:
     def clock(self) -> float:
         return self.now
 
-    def add(self, engine: str, *, events: bool = True, model: str = "m", **facts: Any) -> None:
-        self.fleet.add(Instance(engine, f"http://{engine}:8000", "vllm", model), now=self.now)
+    def add(
+        self, engine: str, *, events: bool = True, model: str = "m", rates: Rates | None = None, **facts: Any
+    ) -> None:
+        self.fleet.add(Instance(engine, f"http://{engine}:8000", "vllm", model), now=self.now, rates=rates)
         ranks = facts.get("ranks", 1)
         sources = tuple(EventSource(rank, f"tcp://{engine}:{5557 + rank}") for rank in range(ranks)) if events else ()
         facts = {"served": (model,), "block_size": BLOCK, "sources": sources} | facts
@@ -157,8 +173,6 @@ def test_doubt_shortens_the_credit() -> None:
 
 
 async def test_a_hit_rule_of_the_engine_caps_every_credit() -> None:
-    from router.core import HitRule
-
     world = World("a", hit_rule=HitRule(alignment_tokens=512, drop_tokens=512))
     world.store("a", LONG)
     decision = await world.brain.explain(ask(LONG[:1600]))
@@ -450,6 +464,47 @@ async def test_sessions_one_at_a_time_spread_and_stay() -> None:
     assert all(len(instances) == 1 for instances in homes.values())
     first = [next(iter(instances)) for instances in homes.values()]
     assert 16 <= first.count("a") <= 24
+
+
+@pytest.mark.parametrize("decoding", [False, True])
+def test_a_popular_prefix_spreads_as_load_needs_and_keeps_its_hits(decoding: bool) -> None:
+    """Nobody has more than 1.5 × the mean in flight, and at least 80 % of the shared tokens are still hit."""
+    world = World("a", "b", "c", "d", capacity_tokens=400_000)
+    shared = list(range(2000))
+    world.store("a", shared)
+    hits = 0
+    for number in range(200):
+        tokens = [*shared, *range(number * 500 + 10_000, number * 500 + 10_200)]
+        booking = world.place(ask(tokens, id=f"r{number}"))
+        hits += booking.predicted_hit_tokens
+        world.now += 0.01
+        if decoding:
+            world.brain.progress(booking.id)
+    inflight = [rank.booked.requests for rank in world.fleet]
+    assert max(inflight) <= 1.5 * sum(inflight) / 4
+    assert hits >= 0.8 * 200 * 2000
+
+
+def test_unequal_engines_are_used_by_their_size_and_none_is_overfilled() -> None:
+    """One GPU has 2.8 × the memory and the speed of the other."""
+    world = World()
+    world.add("big", capacity_tokens=228_000)
+    world.add("small", rates=Rates(c1_ms=0.0567, c2_ms=2.27e-6, c3_ms=1.2e-4), capacity_tokens=81_000)
+    dice = random.Random(2)
+    running: list[Booking] = []
+    placed = {"big": 0, "small": 0}
+    for number in range(800):
+        tokens = list(range(number * 3000, number * 3000 + dice.randint(500, 3000)))
+        booking = world.place(ask(tokens, id=f"r{number}"))
+        placed[booking.instance] += len(tokens)
+        running.append(booking)
+        world.now += 0.05
+        world.brain.progress(booking.id)
+        if len(running) > 100:  # about 200k tokens, of 309k
+            world.brain.release(running.pop(dice.randrange(len(running))).id, outcome())
+        assert world.rank("small").booked.kv_tokens <= 81_000
+    share = placed["small"] / sum(placed.values())
+    assert 0.8 * 81 / 309 <= share <= 1.2 * 81 / 309
 
 
 def test_receipts_are_kept_for_the_last_requests_only() -> None:
