@@ -54,10 +54,7 @@ class LiveView:
         if not body:
             raise BadRequest("The request body is empty.", code="invalid_json")
         call = Call(path, body, headers={}, models=self._models)
-        salt = call.fields.get("cache_salt")
-        prompt = await call.named.model.prompts.prepare(
-            path, call.fields, salt=salt if isinstance(salt, str) else None, lora=call.named.lora
-        )
+        prompt = await call.named.model.prompts.prepare(path, call.fields, salt=call.salt, lora=call.named.lora)
         ask = call.ask("explain", prompt)
         decision = await self._brain.explain(ask)
         return {"request": _request(ask), **_decision(decision)}

@@ -79,6 +79,7 @@ class EventProbe:
         subscriber.connect(source.endpoint)
         await monitor.poll(int(self._patience_s * 1000))
         subscriber.disable_monitor()
+        monitor.close(linger=0)
         return subscriber
 
     async def _received(self, subscriber: zmq.asyncio.Socket | None) -> int:

@@ -45,7 +45,7 @@ class HttpRequest(Protocol):
 class Call:
     """One request. `body` is the client's, decoded of any content coding; `fields` is what a parser makes of it."""
 
-    __slots__ = ("body", "choices", "fields", "named", "path", "session", "stream", "trace", "wants_usage")
+    __slots__ = ("body", "choices", "fields", "named", "path", "salt", "session", "stream", "trace", "wants_usage")
 
     def __init__(self, path: str, body: bytes, *, headers: Mapping[bytes, bytes], models: Models) -> None:
         """Raises BadRequest and UnknownModel."""
@@ -56,6 +56,7 @@ class Call:
         self.stream: bool = fields.get("stream") is True
         self.wants_usage = _wants_usage(fields.get("stream_options"))
         self.choices = _choices(path, fields)
+        self.salt = _salt(fields)
         self.session = _session(headers, fields)
         self.trace: list[Header] = [(name, headers[name]) for name in _KEPT if name in headers]
 
@@ -142,6 +143,18 @@ def _choices(path: str, fields: Mapping[str, Any]) -> int:
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         choices *= len(prompt)
     return choices
+
+
+def _salt(fields: Mapping[str, Any]) -> str | None:
+    """What keeps this prompt's blocks apart from the same text of others.
+
+    SGLang's `extra_key` separates its cache too, but its events don't show it: such a prompt gets a root that no event
+    has, so that public blocks earn it no credit.
+    """
+    salt, extra = fields.get("cache_salt"), fields.get("extra_key")
+    if extra:
+        return f"{salt or ''}\0extra_key\0{extra}"
+    return salt if isinstance(salt, str) and salt else None
 
 
 def _session(headers: Mapping[bytes, bytes], fields: Mapping[str, Any]) -> str | None:

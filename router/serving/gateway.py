@@ -124,7 +124,9 @@ class Gateway:
 
     async def _read_prompt(self, call: Call) -> Prompt:
         try:
-            return await call.named.model.prompts.prepare(call.path, call.fields, lora=call.named.lora)
+            return await call.named.model.prompts.prepare(
+                call.path, call.fields, salt=call.salt, lora=call.named.lora
+            )
         except Exception as unexpected:  # not knowing a prompt costs a cache hit, never the request
             _log_unexpected("reading a prompt", unexpected)
             return Prompt(tokens=len(call.body) // 4, known_tokens=0, keys={}, source="none", reason="unreadable")

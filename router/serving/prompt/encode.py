@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 
 from router.serving.prompt.asked import Piece
-from router.serving.prompt.memo import Link, Memo
+from router.serving.prompt.memo import Link, Memo, Sizes
 from router.serving.prompt.tokenizer import Ids, Tokenizer
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Encoder:
         self._executor = executor
         self._backlog_bytes = backlog_bytes
         self._waiting_bytes = 0
-        self._running: dict[int, asyncio.Future[Chunk]] = {}
+        self._running: dict[tuple[int, int, Sizes], asyncio.Future[Chunk]] = {}
         self._failures: set[str] = set()
         self.bytes_per_token = 4.0  # learned
         self.us_per_byte = 0.6  # learned
@@ -61,7 +61,7 @@ class Encoder:
         self, link: Link, pieces: Sequence[Piece], hashes: Sequence[int], size: int
     ) -> asyncio.Future[Chunk] | None:
         """The same, from the thread. None: too much is waiting for it already."""
-        name = hashes[-1]
+        name = (hashes[-1], len(pieces), link.sizes)
         running = self._running.get(name)
         if running is not None:
             return running

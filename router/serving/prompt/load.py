@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from jinja2 import TemplateError
 from router.serving.prompt.asked import BodyReader
 from router.serving.prompt.cut import make_cutter
 from router.serving.prompt.dialect import DIALECTS, Dialect
-from router.serving.prompt.memo import Sizes
 from router.serving.prompt.parity import Parity
 from router.serving.prompt.prepare import ModelPrompts, PromptLimits
 from router.serving.prompt.template import ChatTemplates, load_chat_templates
@@ -28,7 +27,7 @@ def load_prompts(
     *,
     tokenizer: str | None,
     secret: bytes,
-    block_sizes: Callable[[], Sizes],
+    block_sizes: Callable[[], Collection[int]],
     executor: Executor,
     chat_template: Path | None = None,
     template_variables: Mapping[str, Any] | None = None,

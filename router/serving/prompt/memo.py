@@ -18,7 +18,7 @@ from router.routing.blocks import chain
 from router.serving.prompt.tokenizer import Ids
 
 Sizes = tuple[int, ...]
-_OVERHEAD = 480  # bytes of a link beside its keys and ids, measured with sys.getsizeof
+_OVERHEAD = 480  # bytes of a link beside its keys and ids, measured with tracemalloc
 
 
 class Link:

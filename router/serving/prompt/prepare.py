@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Literal, Protocol
 
@@ -87,7 +87,7 @@ class ModelPrompts:
         model: str,
         *,
         secret: bytes,
-        block_sizes: Callable[[], Sizes],
+        block_sizes: Callable[[], Collection[int]],
         executor: Executor,
         tokenizer: Tokenizer | None = None,
         reader: BodyReader | None = None,
@@ -106,6 +106,8 @@ class ModelPrompts:
         self._approximate = ApproximateReader()
         self._secret = secret
         self._block_sizes = block_sizes
+        self._told_sizes: Collection[int] = ()
+        self._sizes: Sizes = ()
         self._clock = clock
         self._young_until = clock() + self.limits.young_s
         self._memo = Memo(self.limits.memo_bytes)
@@ -185,7 +187,7 @@ class ModelPrompts:
         except UnicodeEncodeError:
             asked = msgspec.structs.replace(asked, pieces=[without_surrogates(str(piece)) for piece in asked.pieces])
             hashes = _chain_hashes(asked.pieces, seed)
-        sizes = self._block_sizes()
+        sizes = self._sizes_in_use()
         known = self._memo.known(hashes, sizes)
         search = _Search(asked, hashes, sizes, known, source)
         if len(known) == len(hashes):
@@ -195,6 +197,12 @@ class ModelPrompts:
         wanted = self._worth_knowing(search)
         self._seen.add(hashes[len(known) :])
         return self._learn(search, wanted)
+
+    def _sizes_in_use(self) -> Sizes:
+        told = self._block_sizes()
+        if told != self._told_sizes:
+            self._told_sizes, self._sizes = told, tuple(sorted(told))
+        return self._sizes
 
     def _worth_knowing(self, search: _Search) -> int:
         """How many pieces an engine may hold. What nobody has asked before, none can hold."""

@@ -5,7 +5,7 @@ import json
 import logging
 import threading
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor
 from typing import Any
 
@@ -240,11 +240,11 @@ def test_a_turn_costs_its_new_text_alone(prompts: ModelPrompts) -> None:
 
 
 def test_new_block_sizes_are_keyed_as_text_is_asked_for(executor: Executor) -> None:
-    sizes: tuple[int, ...] = ()
+    sizes: Collection[int] = ()
     prompts = load_prompts("m-chat", tokenizer="demo", secret=b"secret", block_sizes=lambda: sizes, executor=executor)
     body = chat("s", PROSE)
     assert now(prompts, CHAT, body).keys == {}
-    for sizes in ((16,), (16, 32), (32,)):
+    for sizes in ((16,), frozenset({32, 16}), {64, 7, 33}, [32]):
         found = now(prompts, CHAT, body)
         assert found.exact
         assert found.keys == {size: expected_keys(prompts, CHAT, body, size) for size in sizes}
@@ -326,6 +326,21 @@ async def test_long_text_is_tokenized_in_the_thread_once_for_all_who_ask(make_pr
     assert all(prompt == found[0] and prompt.exact for prompt in found)
     assert prompts._encoder.tokens == found[0].tokens
     assert found[0].keys[16] == expected_keys(prompts, CHAT, body)
+
+
+async def test_work_on_the_same_text_from_different_beginnings(make_prompts: MakePrompts, executor: Executor) -> None:
+    prompts = make_prompts()
+    body = chat("s", PROSE * 200)
+    release = threading.Event()
+    executor.submit(release.wait, 10)
+    first = asyncio.create_task(prompts.prepare(CHAT, body))
+    await asyncio.sleep(0)
+    now(prompts, CHAT, chat("s", "x"))  # the beginning is known from here on
+    second = asyncio.create_task(prompts.prepare(CHAT, body))
+    await asyncio.sleep(0)
+    release.set()
+    for prompt in (await first, await second):
+        assert prompt.keys[16] == expected_keys(prompts, CHAT, body)
 
 
 async def test_who_waits_too_long_gets_an_estimate(make_prompts: MakePrompts, executor: Executor) -> None:

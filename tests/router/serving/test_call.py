@@ -1,0 +1,51 @@
+"""What is read of a request, and nothing more."""
+
+from typing import Any
+
+import orjson
+import pytest
+
+from router.core import Prompt
+from router.serving.call import CHAT, COMPLETIONS, Call
+from router.serving.models import Models, ServedModel
+
+
+class NoPrompts:
+    async def prepare(self, path: str, body: Any, **_: Any) -> Prompt:
+        return Prompt(tokens=0, known_tokens=0, keys={})
+
+
+MODELS = Models([ServedModel("m", NoPrompts())])
+
+
+def call(path: str = CHAT, **fields: Any) -> Call:
+    return Call(path, orjson.dumps({"model": "m", **fields}), headers={}, models=MODELS)
+
+
+def test_a_clients_salt_keeps_its_prompt_apart() -> None:
+    assert call(cache_salt="tenant-a").salt == "tenant-a"
+    assert call().salt is None
+    assert call(cache_salt="").salt is None
+    assert call(cache_salt=7).salt is None  # the engine refuses it
+
+
+def test_an_extra_key_gets_a_root_no_event_has() -> None:
+    """SGLang 0.5.23 keeps caches of different `extra_key` apart, but its events show neither key nor another hash."""
+    salts = {call(extra_key="a").salt, call(extra_key="b").salt, call(extra_key="a", cache_salt="s").salt}
+    assert len(salts) == 3
+    assert not salts & {None, "a", "b", "s"}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "choices"),
+    [
+        (CHAT, {}, 1),
+        (CHAT, {"n": 3}, 3),
+        (CHAT, {"n": True}, 1),
+        (COMPLETIONS, {"prompt": ["a", "b"], "n": 2}, 4),
+        (COMPLETIONS, {"prompt": [1, 2, 3]}, 1),
+        (COMPLETIONS, {"prompt": [[1], [2]]}, 2),
+    ],
+)
+def test_choices_of_the_answer(path: str, fields: dict[str, Any], choices: int) -> None:
+    assert call(path, **fields).choices == choices
