@@ -9,7 +9,7 @@ from math import inf
 from router.core import Candidate, Cost, Decision, HitRule, Policy, Scored, Snapshot
 
 TIE_MS = 3.0
-"""Costs in ms that lie closer than this are a tie: a step of an engine takes twice as long, no prediction is that sharp.
+"""Costs in ms that lie closer than this are a tie: a step of an engine takes twice as long, no prediction is so sharp.
 Else the first engine to hold some short common prefix would draw every new session while the fleet is idle."""
 
 LEAST_BOOKED = "least_booked"

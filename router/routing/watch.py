@@ -79,7 +79,8 @@ class Watch:
         except EngineError as error:
             self._fail(type(error).__name__, refused=isinstance(error, EngineUnreachable))
         except Exception as error:  # an adapter's mistake: the engine is watched on, and counts as not answering
-            log.warning("looking at %s: %s", self._instance.id, type(error).__name__)
+            if not self._failed:  # once, not once a second
+                log.warning("looking at %s: %s", self._instance.id, type(error).__name__)
             self._fail(type(error).__name__, refused=False)
 
     async def _inspect(self) -> None:
