@@ -94,10 +94,11 @@ class Running:
         self._at_end(lambda: executor.shutdown(wait=False, cancel_futures=True))
 
         # What is known, and how it chooses
-        fleet, bookings = Fleet(), Bookings[Placed]()
+        fleet, bookings = Fleet(), Bookings[Placed](first_id=dice.getrandbits(40))
         index = BlockIndex(secret, max_bytes=int(config.index.max_bytes), clock=clock)
         sent = SentIndex(index, clock=clock)
         recent = RecentDispatches(clock=clock)
+        telemetry = Telemetry(fleet=lambda: fleet.rows(clock()), feed=lambda: feed_counts(feed, index))
         policies, by_model = load_policies(config, dice)
         brain = Brain(
             fleet=fleet,
@@ -108,6 +109,7 @@ class Running:
             policies=policies,
             default_policy=config.policy.name,
             model_policies=by_model,
+            decided=telemetry.decided,
             clock=clock,
             dice=dice,
         )
@@ -128,7 +130,7 @@ class Running:
         )
 
         # The request's path
-        engines, models = Engines(self._pool), Models()
+        engines, models = Engines(self._pool), Models(expected=expected_models(config))
         self._at_end(engines.aclose)
         proxy = Proxy(engines, first_byte_s=config.timeouts.first_byte_s)
         self._at_end(proxy.close)
@@ -142,7 +144,6 @@ class Running:
             secret=secret,
             executor=executor,
         )
-        telemetry = Telemetry(fleet=lambda: fleet.rows(clock()), feed=lambda: feed_counts(feed, index))
         gateway = Gateway(
             models,
             brain,
@@ -265,6 +266,12 @@ def load_policies(config: Config, dice: random.Random) -> tuple[dict[str, Policy
     return policies, by_model
 
 
+def expected_models(config: Config) -> set[str]:
+    """Names that clients may use as soon as their engines have joined."""
+    named = {engine.model for engine in config.engines if engine.model is not None}
+    return named | set(config.aliases) | (set(config.models) - {"*"})
+
+
 def deployment_secret(state_dir: Path) -> bytes:
     """Made at the first start; all block keys hang on it."""
     path = state_dir / "secret"
@@ -281,6 +288,7 @@ def run(config: Config) -> None:
     """`warmroute serve`: until SIGTERM or ctrl-c, then drains. Raises ConfigError and OSError for what cannot start."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    config.prepare_process()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     uvloop.run(_run(config))
 

@@ -275,6 +275,7 @@ class Engine(Section):
             events=self._event_sources(),
             block_size=self.block_size,
             capacity_tokens=self.capacity_tokens,
+            hit_alignment_tokens=self.hit_alignment_tokens,
         )
 
     def _event_sources(self) -> tuple[EventSource, ...] | None:
@@ -367,6 +368,11 @@ class Config(Section):
         except OSError as exc:
             raise ConfigError([f"state_dir: {str(self.state_dir)!r} cannot be made: {exc.strerror}"]) from exc
         return self.state_dir
+
+    @staticmethod
+    def prepare_process() -> None:
+        """Tokenizers work in one thread of ours: theirs would take the cores that relay and engines need."""
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

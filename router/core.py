@@ -63,6 +63,7 @@ class Instance(msgspec.Struct, frozen=True):
     events: tuple[EventSource, ...] | None = None  # None: ask the engine; (): there are none
     block_size: int | None = None  # only for engines that do not tell
     capacity_tokens: int | None = None  # only for engines that do not tell
+    hit_alignment_tokens: int | None = None  # where the operator knows better than the engine tells
 
     def __repr__(self) -> str:  # an API key never reaches a log
         return f"Instance({self.id!r}, {self.url!r}, {self.engine!r}, model={self.model!r})"

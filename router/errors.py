@@ -1,4 +1,4 @@
-"""The error tree. Foreign errors are translated once, at the border; `serving/edge.py` renders ours in the client's dialect.
+"""The error tree. Foreign errors are translated once, at the border; ours are rendered in the client's dialect.
 
     WarmrouteError
     ├── ConfigError                   a configuration that cannot start; carries every mistake with its line

@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ from router.config import Config, Engine, Model
 from router.core import Adapter, EngineFacts, Instance, Outcome
 from router.errors import EngineError, EngineProtocolError, EngineUnreachable
 from router.routing.feed import Feed
-from router.routing.fleet import Fleet, Health
+from router.routing.fleet import Fleet, Health, Rank
 from router.serving.engines import Engines
 from router.serving.models import Models, ServedModel
 from router.serving.prompt import ModelPrompts, Parity, PromptLimits, check, load_prompts
@@ -182,7 +182,7 @@ class Roster:
             for name, ranks in self._fleet.models().items():
                 known = [rank for rank in ranks if rank.facts.served]
                 if known and name not in self.prompts:
-                    await self._load_prompts(name, known[0].facts)
+                    await self._load_prompts(name, known[0])
             self._list_models()
             for instance in self._fleet.instances():
                 await self._compare(instance)
@@ -204,17 +204,18 @@ class Roster:
             self._models.replace(shown)
             self._shown = shown
 
-    async def _load_prompts(self, name: str, facts: EngineFacts) -> None:
-        settings = self._config.model(name)
-        tokenizer = _tokenizer(settings, facts)
-        loop = asyncio.get_running_loop()
-        prompts = await loop.run_in_executor(self._executor, lambda: self._make_prompts(name, settings, tokenizer))
+    async def _load_prompts(self, name: str, rank: Rank) -> None:
+        settings, dialect = self._config.model(name), rank.instance.engine
+        tokenizer = _tokenizer(settings, rank.facts)
+        prompts = await asyncio.get_running_loop().run_in_executor(
+            self._executor, lambda: self._make_prompts(name, settings, tokenizer, dialect)
+        )
         prompts.engine_tokenize = None if settings.tokenizer == "none" else lambda p, b: self._tokenize(name, p, b)
         if tokenizer is None:
             prompts.settle(Parity("DEGRADED", _no_tokenizer(settings)))
         self.prompts[name] = prompts
 
-    def _make_prompts(self, name: str, settings: Model, tokenizer: str | None) -> ModelPrompts:
+    def _make_prompts(self, name: str, settings: Model, tokenizer: str | None, dialect: str) -> ModelPrompts:
         reading = self._config.prompt
         return load_prompts(
             name,
@@ -224,11 +225,13 @@ class Roster:
             executor=self._executor,
             chat_template=settings.chat_template,
             template_variables=settings.chat_template_kwargs,
+            dialect=dialect,
             limits=PromptLimits(
                 memo_bytes=int(reading.memo_bytes),
                 wait_s=reading.wait_ms / 1e3,
                 always=settings.tokenize == "always",
             ),
+            unseen_counts=lambda: self._fleet.unseen_counts(name, self._clock()),
         )
 
     async def _tokenize(self, model: str, path: str, body: Mapping[str, Any]) -> list[int]:
@@ -256,6 +259,8 @@ class Roster:
         if self._checked.get(instance.id, "") == rank.facts.boot_id and instance.id in self._checked:
             return
         self._checked[instance.id] = rank.facts.boot_id
+        for note in rank.facts.notes:
+            log.warning("%s: %s", instance.id, note)
         await self._check(instance, prompts, settings)
 
     async def _check(self, instance: Instance, prompts: ModelPrompts, settings: Model) -> None:
@@ -347,8 +352,3 @@ def _parity_row(parity: Parity) -> dict[str, Any]:
     if parity.probe is not None:
         row |= {"probe": parity.probe, "position": parity.position}
     return row
-
-
-def unknown_names(config: Config, served: Collection[str]) -> list[str]:
-    """Models that are configured and that no engine serves."""
-    return [name for name in config.models if name != "*" and name not in served]

@@ -68,6 +68,7 @@ class Brain:
         policies: Mapping[str, Policy],
         default_policy: str,
         model_policies: Mapping[str, str] | None = None,
+        decided: Callable[[float], None] = lambda took_us: None,
         clock: Callable[[], float],
         dice: random.Random,
     ) -> None:
@@ -80,6 +81,7 @@ class Brain:
         self._policies = policies
         self._default = default_policy
         self._by_model = model_policies or {}
+        self._decided = decided
         self._clock = clock
         self._dice = dice
         self._receipts: OrderedDict[str, Decision] = OrderedDict()
@@ -98,7 +100,9 @@ class Brain:
         self.sweep(now)
         decision, hits = self._decide(ask, now)
         self._remember(ask.request_id, decision)
-        return self._book(ask, decision, hits, now)
+        booking = self._book(ask, decision, hits, now)
+        self._decided((self._clock() - now) * 1e6)
+        return booking
 
     def progress(self, booking_id: int) -> None:
         record = self._bookings.first_token(booking_id, self._clock())
@@ -183,6 +187,7 @@ class Brain:
     def _note_dispatch(self, rank: Rank, ask: Ask, keys: Sequence[int], size: int, *, uncached_tokens: int) -> None:
         """What it was sent is as good as held there: until events say so, or for good where there are none."""
         prompt = ask.prompt
+        rank.dispatches += 1
         if keys or prompt.text_keys:
             self._recent.insert(ask.domain, rank.target, keys, size, text_keys=prompt.text_keys)
         if rank.slot is None or rank.confidence is None:

@@ -234,6 +234,7 @@ class Feed:
         rank.unconfirmed = rank.in_batch = True
         confidence.lost(Lost("gap", "a saved index that its engine has not yet confirmed"))
         await adopt(self._index, slot, saved)
+        rank.inherited_at = self._clock()
         rank.in_batch = False
         rank.last_seq = saved.position.last_seq
 

@@ -20,6 +20,10 @@ from router.routing.slots import Slot
 ASSUMED_BLOCK_SIZE = 64
 """For engines without events: it only has to cut what we believe we sent them, and every block costs time."""
 
+INHERITED_S = 600.0
+"""How long prompts unknown to us are looked up after an engine joined with a cache it got from others: by then their
+conversations have come by."""
+
 SUSPECT_S = 30.0
 """How long a rank is avoided after it let a lease run out, while others can serve."""
 
@@ -42,6 +46,7 @@ class Rank:
         "caches",
         "capacity_tokens",
         "confidence",
+        "dispatches",
         "factor",
         "facts",
         "fits_tokens",
@@ -51,6 +56,7 @@ class Rank:
         "hits",
         "id",
         "in_batch",
+        "inherited_at",
         "instance",
         "last_seq",
         "load",
@@ -103,13 +109,16 @@ class Rank:
         self.in_batch = False  # the slot is somewhere after `last_seq`
         self.unconfirmed = False  # the slot is a saved one, its engine has not yet shown that it goes on from there
         self.restarted_at = -inf  # when its events showed a new process
+        self.inherited_at = -inf  # when it last showed blocks before we had sent it anything
+        self.dispatches = 0
         self.take(instance, UNKNOWN_FACTS)
 
     def take(self, instance: Instance, facts: EngineFacts) -> None:
         """What the operator and the engine say, and what follows from it for every request."""
         self.instance = instance
         self.facts = facts
-        self.hit_rule = _in_whole_blocks(facts.hit_rule, facts.block_size or instance.block_size or 1)
+        unit = instance.hit_alignment_tokens or facts.block_size or instance.block_size or 1
+        self.hit_rule = _in_whole_blocks(facts.hit_rule, unit)
         self.caches = facts.prefix_caching is not False
         self.sources = facts.sources if instance.events is None else instance.events
         self.shares_source = facts.ranks > 1 and len(self.sources) == 1
@@ -315,6 +324,18 @@ class Fleet:
         """The longest context any engine of the model offers."""
         lengths = [rank.facts.max_model_tokens for rank in self if rank.instance.model == model]
         return max([length for length in lengths if length], default=None)
+
+    def unseen_counts(self, model: str, now: float) -> bool:
+        """Whether a prompt that was never seen here may find a cache all the same.
+
+        For a while after an engine showed blocks that we had not sent it; and always where all we know of an engine's
+        cache is what we sent, so that every prompt has to be known for the next one's sake.
+        """
+        return any(
+            rank.slot_is_assumed or now - rank.inherited_at < INHERITED_S
+            for rank in self
+            if rank.instance.model == model
+        )
 
     def block_sizes(self, model: str) -> frozenset[int]:
         """Those that keys are needed for. Asked for every request; what events show is taken up with the next poll."""

@@ -124,9 +124,7 @@ class Gateway:
 
     async def _read_prompt(self, call: Call) -> Prompt:
         try:
-            return await call.named.model.prompts.prepare(
-                call.path, call.fields, salt=call.salt, lora=call.named.lora
-            )
+            return await call.named.model.prompts.prepare(call.path, call.fields, salt=call.salt, lora=call.named.lora)
         except Exception as unexpected:  # not knowing a prompt costs a cache hit, never the request
             _log_unexpected("reading a prompt", unexpected)
             return Prompt(tokens=len(call.body) // 4, known_tokens=0, keys={}, source="none", reason="unreadable")
@@ -175,6 +173,8 @@ class Gateway:
             reply.break_off(None)
 
     def _end(self, passage: Passage, outcome: Outcome) -> None:
+        if passage.prompt is not None and passage.call is not None and outcome.usage is not None:
+            passage.call.named.model.prompts.observe(passage.prompt, outcome.usage.input_tokens)
         self._give_back(passage, outcome)
         for listener in self._listeners:
             try:

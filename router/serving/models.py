@@ -8,9 +8,10 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from router.core import Prompt
-from router.errors import BadRequest, UnknownModel
+from router.errors import BadRequest, NoEngine, UnknownModel
 
 _SHOWN_CHARS = 100
+_JOINING_S = 2.0
 
 
 class Prompts(Protocol):
@@ -19,6 +20,10 @@ class Prompts(Protocol):
     async def prepare(
         self, path: str, body: Mapping[str, Any], *, domain: str = "", salt: str | None = None, lora: str | None = None
     ) -> Prompt: ...
+
+    def observe(self, prompt: Prompt, engine_tokens: int) -> None:
+        """What the engine counted for a prompt."""
+        ...
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -42,7 +47,9 @@ class Named(NamedTuple):
 class Models:
     """Replaced whole when the configuration or the fleet changes."""
 
-    def __init__(self, models: Iterable[ServedModel] = ()) -> None:
+    def __init__(self, models: Iterable[ServedModel] = (), *, expected: Iterable[str] = ()) -> None:
+        """`expected`: names that are configured and whose engines may still be on their way."""
+        self._expected = frozenset(expected)
         self._names: dict[str, Named] = {}
         self._only: Named | None = None
         self.replace(models)
@@ -58,7 +65,12 @@ class Models:
         self._only = Named(models[0], None) if len(models) == 1 else None
 
     def resolve(self, name: object) -> Named:
-        """Raises BadRequest for no name where there is a choice, UnknownModel for a name that nobody has."""
+        """Raises BadRequest for no name where there is a choice, UnknownModel for a name that nobody has.
+
+        NoEngine where the name may yet become known: clients try again after a 503, not after a 404.
+        """
+        if not self._names or (isinstance(name, str) and name in self._expected and name not in self._names):
+            raise NoEngine("No engine of the model has joined yet.", retry_after_s=_JOINING_S)
         if name is None:
             if self._only is not None:
                 return self._only

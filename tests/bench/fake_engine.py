@@ -3,8 +3,9 @@
     python -m tests.bench.fake_engine --ports 9101,9102 [--chunks 200] [--delay-ms 10] [--metrics-bytes 0]
                                       [--events-port 9501 --blocks-per-s 50000]
 
-Each streamed chunk carries the sender's monotonic clock as its content, so that a reader on the same machine knows how long
-it was on the way. `GET /_set?chunks=…&delay_ms=…&blocks_per_s=…` changes the pace, `GET /_count` tells requests per port.
+Each streamed chunk carries the sender's monotonic clock as its content, so that a reader on the same machine knows how
+long it was on the way. `GET /_set?chunks=…&delay_ms=…&blocks_per_s=…` changes the pace, `GET /_count` tells requests per
+port.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ REPLY = answer(
     json.dumps(
         {
             "id": "c", "object": "chat.completion", "created": 1, "model": "fake", "usage": USAGE,
-            "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "word " * 40}}],
+            "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "w " * 80}}],
         }
     ).encode()
 )  # fmt: skip
@@ -151,18 +152,23 @@ async def publish(port: int, pace: dict[str, float], blocks: int = 32, size: int
         if len(held) > 600:
             events += [{"type": "BlockRemoved", "block_hashes": [h], "medium": "GPU"} for h in held.pop(0)]
         socket.send_multipart([b"", seq.to_bytes(8, "big"), encode([time.time(), events, 0])], zmq.NOBLOCK)
-        while not pace["blocks_per_s"]:
+        while not pace["blocks_per_s"]:  # noqa: ASYNC110 (set from outside, at any time)
             await asyncio.sleep(0.05)
         await asyncio.sleep(blocks / pace["blocks_per_s"])
 
 
 def metrics_page(size: int) -> bytes:
     """A page in vLLM's form, filled up with other metrics to `size` bytes."""
-    lines = ['vllm:num_requests_running{engine="0",model_name="fake"} 0.0', 'vllm:num_requests_waiting{engine="0",model_name="fake"} 0.0',
-             'vllm:kv_cache_usage_perc{engine="0",model_name="fake"} 0.1',
-             'vllm:cache_config_info{block_size="16",num_gpu_blocks="27500",engine="0"} 1.0', "process_start_time_seconds 1.7e9"]  # fmt: skip
+    lines = [
+        'vllm:num_requests_running{engine="0",model_name="fake"} 0.0',
+        'vllm:num_requests_waiting{engine="0",model_name="fake"} 0.0',
+        'vllm:kv_cache_usage_perc{engine="0",model_name="fake"} 0.1',
+        'vllm:cache_config_info{block_size="16",num_gpu_blocks="27500",engine="0"} 1.0',
+        "process_start_time_seconds 1.7e9",
+    ]
     page = "\n".join(lines) + "\n"
-    filler = "".join(f'vllm:other_seconds_bucket{{engine="0",le="{i}.0",model_name="fake"}} {i}.0\n' for i in range(40))
+    bucket = 'vllm:other_seconds_bucket{{engine="0",le="{0}.0",model_name="fake"}} {0}.0\n'
+    filler = "".join(bucket.format(i) for i in range(40))
     while len(page) < size:
         page = filler + page
     return page.encode()

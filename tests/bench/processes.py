@@ -76,6 +76,12 @@ def fake_engines(*arguments: str) -> Iterator[None]:
             yield
 
 
+def engine(i: int) -> dict[str, Any]:
+    """A fake engine as configured: with an event source, whether or not anything comes from it."""
+    source = {"rank": 0, "endpoint": f"tcp://127.0.0.1:{EVENTS_PORT + i}"}
+    return {"url": f"http://127.0.0.1:{ENGINE_PORTS[i]}", "kind": "vllm", "block_size": 16, "events": [source]}
+
+
 @contextlib.contextmanager
 def gateway(*, tokenize: str = "auto", policy: str = "kv_aware", engines: list[dict[str, Any]] | None = None,
             model: str = "fake", parity: str = "off") -> Iterator[Measured]:  # fmt: skip
@@ -85,7 +91,7 @@ def gateway(*, tokenize: str = "auto", policy: str = "kv_aware", engines: list[d
         "admin": {"port": PORT + 1},
         "models": {model: {"tokenizer": "demo", "parity": parity, "tokenize": tokenize}},
         "policy": {"name": policy},
-        "engines": engines or [{"url": f"http://127.0.0.1:{port}", "kind": "vllm"} for port in ENGINE_PORTS],
+        "engines": engines or [engine(i) for i in range(len(ENGINE_PORTS))],
     }
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "warmroute.yaml"

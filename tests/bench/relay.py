@@ -1,4 +1,4 @@
-"""The whole gateway as a process: CPU a request and a chunk, and what it adds to latency, against the engines directly."""
+"""The whole gateway as a process: CPU a request and a chunk, latency it adds, against the engines directly."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import httpx
 
-
 PORTS = {"vllm": 18101, "sglang": 18201}
 PIDS = {"vllm": "pids/vllm-{}", "sglang": "pids-sglang/sglang-{}"}
 

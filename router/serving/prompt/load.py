@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
@@ -33,7 +32,7 @@ def load_prompts(
     template_variables: Mapping[str, Any] | None = None,
     dialect: str = "vllm",
     limits: PromptLimits | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    unseen_counts: Callable[[], bool] = lambda: False,
 ) -> ModelPrompts:
     """`tokenizer`: a directory, `tiktoken:NAME@FILE`, `demo`, or None. `template_variables`: the server's defaults.
 
@@ -58,7 +57,7 @@ def load_prompts(
         tokenizer=loaded,
         reader=reader,
         limits=limits,
-        clock=clock,
+        unseen_counts=unseen_counts,
     )
     if reader is None:
         prompts.settle(Parity("DEGRADED", reason))

@@ -9,7 +9,6 @@ body --read--> pieces of text --chain of hashes--> what is known comes from the 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
@@ -65,8 +64,7 @@ class PromptLimits(msgspec.Struct, frozen=True):
     wait_s: float = 0.3  # for the thread, or for an engine's /tokenize
     backlog_bytes: int = 16 << 20  # text waiting for the thread
     worth_tokenizing_bytes: int = 4_096  # unseen text from here on is tokenized afterwards
-    young_s: float = 600.0  # after a start, engines may hold text that was not seen here
-    always: bool = False  # tokenize unseen text too: for engines whose index is made of what we sent
+    always: bool = False  # tokenize unseen text too
 
 
 class PromptStats(msgspec.Struct):
@@ -92,9 +90,13 @@ class ModelPrompts:
         tokenizer: Tokenizer | None = None,
         reader: BodyReader | None = None,
         limits: PromptLimits | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        unseen_counts: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Without a tokenizer keys are approximate. `block_sizes` may answer otherwise later; one thread is enough."""
+        """Without a tokenizer keys are approximate. `block_sizes` may answer otherwise later; one thread is enough.
+
+        `unseen_counts`: whether text that was never seen here matters all the same, because an engine holds what others
+        sent it, or because what we send it is all we know of it.
+        """
         self.model = model
         self.limits = limits or PromptLimits()
         self.stats = PromptStats()
@@ -108,8 +110,7 @@ class ModelPrompts:
         self._block_sizes = block_sizes
         self._told_sizes: Collection[int] = ()
         self._sizes: Sizes = ()
-        self._clock = clock
-        self._young_until = clock() + self.limits.young_s
+        self._unseen_counts = unseen_counts
         self._memo = Memo(self.limits.memo_bytes)
         self._seen = SeenTexts()
         self._encoder = Encoder(tokenizer, self._memo, executor, backlog_bytes=self.limits.backlog_bytes)
@@ -207,7 +208,7 @@ class ModelPrompts:
     def _worth_knowing(self, search: _Search) -> int:
         """How many pieces an engine may hold. What nobody has asked before, none can hold."""
         hashes, upto = search.hashes, len(search.known)
-        if search.asked.answered or self.limits.always or self._clock() < self._young_until:
+        if search.asked.answered or self.limits.always or self._unseen_counts():
             return len(hashes)
         while upto < len(hashes) and hashes[upto] in self._seen:
             upto += 1

@@ -397,7 +397,7 @@ async def test_an_early_answer_ends_the_connection(engine, pool):
     mine = pool((await engine(script)).url)
     taken = await ask(mine, body=b"x" * 30_000_000)[1].done()
     assert (taken.status, taken.body, taken.error) == (413, b"big", None)
-    await eventually(lambda: mine.open == 0)
+    assert mine.idle == 0
 
 
 # -- idle connections that die

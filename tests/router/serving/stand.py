@@ -165,6 +165,9 @@ class FakePrompts:
     def __init__(self) -> None:
         self.seen: list[tuple[str, Mapping[str, Any]]] = []
 
+    def observe(self, prompt: Prompt, engine_tokens: int) -> None:
+        pass
+
     async def prepare(
         self, path: str, body: Mapping[str, Any], *, domain: str = "", salt: str | None = None, lora: str | None = None
     ) -> Prompt:

@@ -11,6 +11,9 @@ from router.serving.models import Models, ServedModel
 
 
 class NoPrompts:
+    def observe(self, prompt: Prompt, engine_tokens: int) -> None:
+        pass
+
     async def prepare(self, path: str, body: Any, **_: Any) -> Prompt:
         return Prompt(tokens=0, known_tokens=0, keys={})
 

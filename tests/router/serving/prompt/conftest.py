@@ -48,13 +48,14 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def make_prompts(executor: Executor, clock: Clock) -> Callable[..., ModelPrompts]:
+def make_prompts(executor: Executor) -> Callable[..., ModelPrompts]:
     def make(
         *,
         sizes: tuple[int, ...] = (16,),
         tokenizer: str | None = "demo",
         limits: PromptLimits | None = None,
         dialect: str = "vllm",
+        unseen_counts: bool = True,
     ) -> ModelPrompts:
         return load_prompts(
             "m-chat",
@@ -64,7 +65,7 @@ def make_prompts(executor: Executor, clock: Clock) -> Callable[..., ModelPrompts
             executor=executor,
             dialect=dialect,
             limits=limits or PromptLimits(wait_s=10.0),
-            clock=clock,
+            unseen_counts=lambda: unseen_counts,
         )
 
     return make

@@ -20,12 +20,9 @@ from router.serving.prompt import ModelPrompts, Parity, PromptLimits, load_promp
 from router.serving.prompt.dialect import DIALECTS
 from router.serving.prompt.tokenizer import HuggingFaceTokenizer, Ids
 
-from .conftest import Clock
-
 CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"
 PROSE = "The engineer reads the report because the assistant explains the price of bread to the customer. "
-OLD = PromptLimits(young_s=0.0, wait_s=10.0)
 
 MakePrompts = Callable[..., ModelPrompts]
 
@@ -270,7 +267,7 @@ def test_user_turns_are_counted(prompts: ModelPrompts) -> None:
 
 
 def test_unseen_text_is_estimated_until_it_comes_again(make_prompts: MakePrompts) -> None:
-    prompts = make_prompts(limits=OLD)
+    prompts = make_prompts(unseen_counts=False)
     system = PROSE * 10
     now(prompts, CHAT, chat(system, "one"))
     now(prompts, CHAT, chat(system, "two"))
@@ -289,7 +286,7 @@ def test_unseen_text_is_estimated_until_it_comes_again(make_prompts: MakePrompts
 
 
 def test_another_domain_has_not_seen_it(make_prompts: MakePrompts) -> None:
-    prompts = make_prompts(limits=OLD)
+    prompts = make_prompts(unseen_counts=False)
     body = chat("s", PROSE)
     now(prompts, CHAT, body, domain="a")
     assert now(prompts, CHAT, body, domain="a").exact
@@ -297,21 +294,19 @@ def test_another_domain_has_not_seen_it(make_prompts: MakePrompts) -> None:
 
 
 def test_a_conversation_with_an_answer_is_always_known(make_prompts: MakePrompts) -> None:
-    prompts = make_prompts(limits=OLD)
+    prompts = make_prompts(unseen_counts=False)
     assert not now(prompts, CHAT, chat("s", "u")).exact
     assert now(prompts, CHAT, chat("s", "u", "the answer", "v")).exact
     assert now(prompts, COMPLETION, {"prompt": [1] * 40}).exact
 
 
-def test_a_young_filter_knows_that_it_knows_nothing(make_prompts: MakePrompts, clock: Clock) -> None:
-    prompts = make_prompts()
-    assert now(prompts, CHAT, chat("s", "a")).exact
-    clock.now += 601
-    assert not now(prompts, CHAT, chat("s", "b")).exact
+def test_where_engines_hold_what_others_sent_unseen_text_counts(make_prompts: MakePrompts) -> None:
+    assert now(make_prompts(unseen_counts=True), CHAT, chat("s", "a")).exact
+    assert not now(make_prompts(unseen_counts=False), CHAT, chat("s", "a")).exact
 
 
 async def test_long_unseen_text_is_tokenized_afterwards(make_prompts: MakePrompts) -> None:
-    prompts = make_prompts(limits=OLD)
+    prompts = make_prompts(unseen_counts=False)
     body = chat("s", PROSE * 100)
     first = now(prompts, CHAT, body)
     assert not first.exact
