@@ -232,6 +232,7 @@ class Roster:
                 always=settings.tokenize == "always",
             ),
             unseen_counts=lambda: self._fleet.unseen_counts(name, self._clock()),
+            on_difference=settings.parity,
         )
 
     async def _tokenize(self, model: str, path: str, body: Mapping[str, Any]) -> list[int]:
@@ -261,18 +262,14 @@ class Roster:
         self._checked[instance.id] = rank.facts.boot_id
         for note in rank.facts.notes:
             log.warning("%s: %s", instance.id, note)
-        await self._check(instance, prompts, settings)
+        await self._check(instance, prompts)
 
-    async def _check(self, instance: Instance, prompts: ModelPrompts, settings: Model) -> None:
+    async def _check(self, instance: Instance, prompts: ModelPrompts) -> None:
         adapter: Adapter = self._adapters[instance.engine]
         self._found[instance.id] = found = await check(prompts, lambda p, b: adapter.tokenize(instance, p, b))
         members = {i.id for i in self._fleet.instances() if i.model == instance.model}
         worst = next((p for i, p in self._found.items() if i in members and p.state == "DEGRADED"), None)
-        if worst is None:
-            return
-        if settings.parity == "warn":
-            prompts.settle(Parity("UNCHECKED", f"differs from an engine, and is kept by configuration: {worst.reason}"))
-        elif found.state != "DEGRADED":  # one engine of a mixed fleet agrees, another does not
+        if worst is not None and found.state != "DEGRADED":  # one engine of a mixed fleet agrees, another does not
             prompts.settle(worst)
 
     async def compare_again(self, model: str | None) -> list[dict[str, Any]]:
@@ -282,7 +279,7 @@ class Roster:
             prompts = self.prompts.get(instance.model)
             if prompts is None or model not in (None, instance.model):
                 continue
-            await self._check(instance, prompts, self._config.model(instance.model))
+            await self._check(instance, prompts)
             rows.append({"instance": instance.id, "model": instance.model} | _parity_row(self._found[instance.id]))
         return rows
 

@@ -4,8 +4,8 @@
                                       [--events-port 9501 --blocks-per-s 50000]
 
 Each streamed chunk carries the sender's monotonic clock as its content, so that a reader on the same machine knows how
-long it was on the way. `GET /_set?chunks=…&delay_ms=…&blocks_per_s=…` changes the pace, `GET /_count` tells requests per
-port.
+long it was on the way. `GET /_set?chunks=…&delay_ms=…&blocks_per_s=…` changes the pace, `GET /_count` tells requests
+per port.
 """
 
 from __future__ import annotations

@@ -24,10 +24,10 @@ import httptools
 import uvloop
 
 STAMP = re.compile(rb"@(\d+)@")
-WORDS = (
+WORDS = (  # noqa: SIM905
     "each request goes where most of its prompt already lies in memory unless that engine has so much more to do than "
     "the others that waiting there would cost more than computing the prompt again somewhere else would take"
-).split()  # noqa: SIM905
+).split()
 
 
 def text(size: int, seed: int) -> str:

@@ -82,23 +82,39 @@ def engine(i: int) -> dict[str, Any]:
     return {"url": f"http://127.0.0.1:{ENGINE_PORTS[i]}", "kind": "vllm", "block_size": 16, "events": [source]}
 
 
-@contextlib.contextmanager
-def gateway(*, tokenize: str = "auto", policy: str = "kv_aware", engines: list[dict[str, Any]] | None = None,
-            model: str = "fake", parity: str = "off") -> Iterator[Measured]:  # fmt: skip
-    """`warmroute serve` before the fake engines, with everything on: demo tokenizer and template, events, metrics."""
+def written_config(
+    folder: Path, *, port: int, engines: list[dict[str, Any]], model: str, tokenize: str, policy: str
+) -> Path:
+    """A configuration file with everything on: demo tokenizer and template, events, metrics, admin API."""
     config = {
-        "listen": {"port": PORT},
-        "admin": {"port": PORT + 1},
-        "models": {model: {"tokenizer": "demo", "parity": parity, "tokenize": tokenize}},
+        "listen": {"port": port},
+        "admin": {"port": port + 1000},
+        "state_dir": str(folder / "state"),
+        "models": {model: {"tokenizer": "demo", "parity": "off", "tokenize": tokenize}},
         "policy": {"name": policy},
-        "engines": engines or [engine(i) for i in range(len(ENGINE_PORTS))],
+        "engines": engines,
     }
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "warmroute.yaml"
-        file.write_text(yaml.safe_dump(config | {"state_dir": str(Path(folder) / "state")}))
-        with running(["router", "serve", "-c", str(file)], core=GATEWAY_CORE, log=Path(folder) / "log") as measured:
+    file = folder / "warmroute.yaml"
+    file.write_text(yaml.safe_dump(config))
+    return file
+
+
+@contextlib.contextmanager
+def gateway(
+    *,
+    tokenize: str = "auto",
+    policy: str = "kv_aware",
+    engines: list[dict[str, Any]] | None = None,
+    model: str = "fake",
+) -> Iterator[Measured]:
+    """`warmroute serve` before the fake engines, or those given."""
+    engines = engines or [engine(i) for i in range(len(ENGINE_PORTS))]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        file = written_config(folder, port=PORT, engines=engines, model=model, tokenize=tokenize, policy=policy)
+        with running(["router", "serve", "-c", str(file)], core=GATEWAY_CORE, log=folder / "log") as measured:
             try:
-                wait_for(f"http://127.0.0.1:{PORT + 1}/readyz")
+                wait_for(f"http://127.0.0.1:{PORT + 1000}/readyz")
             except TimeoutError:
                 print(measured.log.read_text()[-2000:], file=sys.stderr)
                 raise

@@ -14,7 +14,7 @@ from router.serving.prompt.asked import BodyReader
 from router.serving.prompt.cut import make_cutter
 from router.serving.prompt.dialect import DIALECTS, Dialect
 from router.serving.prompt.parity import Parity
-from router.serving.prompt.prepare import ModelPrompts, PromptLimits
+from router.serving.prompt.prepare import ModelPrompts, OnDifference, PromptLimits
 from router.serving.prompt.template import ChatTemplates, load_chat_templates
 from router.serving.prompt.tokenizer import Tokenizer, demo_model, load_tokenizer
 
@@ -33,6 +33,7 @@ def load_prompts(
     dialect: str = "vllm",
     limits: PromptLimits | None = None,
     unseen_counts: Callable[[], bool] = lambda: False,
+    on_difference: OnDifference = "enforce",
 ) -> ModelPrompts:
     """`tokenizer`: a directory, `tiktoken:NAME@FILE`, `demo`, or None. `template_variables`: the server's defaults.
 
@@ -58,6 +59,7 @@ def load_prompts(
         reader=reader,
         limits=limits,
         unseen_counts=unseen_counts,
+        on_difference=on_difference,
     )
     if reader is None:
         prompts.settle(Parity("DEGRADED", reason))

@@ -41,6 +41,7 @@ from router.serving.prompt.tokenizer import Ids, Tokenizer
 EngineTokenize = Callable[[str, Mapping[str, Any]], Awaitable[list[int]]]
 """The engine's own ids for a path and body. Raises EngineError."""
 Mode = Literal["exact", "engine", "approximate"]
+OnDifference = Literal["enforce", "warn", "off"]
 
 _ENGINE_CACHE_TOKENS = 4_000_000  # 16 MB of ids
 _ROOTS = 4_096  # (domain, salt, adapter) combinations remembered; each costs some microseconds to make again
@@ -91,11 +92,13 @@ class ModelPrompts:
         reader: BodyReader | None = None,
         limits: PromptLimits | None = None,
         unseen_counts: Callable[[], bool] = lambda: False,
+        on_difference: OnDifference = "enforce",
     ) -> None:
         """Without a tokenizer keys are approximate. `block_sizes` may answer otherwise later; one thread is enough.
 
         `unseen_counts`: whether text that was never seen here matters all the same, because an engine holds what others
-        sent it, or because what we send it is all we know of it.
+        sent it, or because what we send it is all we know of it. `on_difference`: what follows when our tokens are not
+        the engine's: its own are asked for, or ours are kept, or nobody compares.
         """
         self.model = model
         self.limits = limits or PromptLimits()
@@ -111,6 +114,7 @@ class ModelPrompts:
         self._told_sizes: Collection[int] = ()
         self._sizes: Sizes = ()
         self._unseen_counts = unseen_counts
+        self._on_difference = on_difference
         self._memo = Memo(self.limits.memo_bytes)
         self._seen = SeenTexts()
         self._encoder = Encoder(tokenizer, self._memo, executor, backlog_bytes=self.limits.backlog_bytes)
@@ -165,7 +169,7 @@ class ModelPrompts:
         if dialect is not None and self._exact is not None:
             self._exact = self._exact.with_dialect(dialect)
         self.parity = parity
-        if parity.state != "DEGRADED" and self._exact is not None:
+        if self._exact is not None and (parity.state != "DEGRADED" or self._on_difference != "enforce"):
             self.mode = "exact"
         else:
             self.mode = "engine" if self.engine_tokenize is not None else "approximate"
@@ -173,6 +177,8 @@ class ModelPrompts:
 
     def observe(self, prompt: Prompt, engine_tokens: int) -> None:
         """Compares a prompt's length with the one the engine reported for it (`usage.prompt_tokens`)."""
+        if self._on_difference == "off" or self.parity.state == "DEGRADED":
+            return
         if self.mode == "exact" and prompt.source == "exact" and prompt.exact and not prompt.reason:
             found = self._watch.observe(prompt.tokens, engine_tokens)
             if found is not None:

@@ -168,8 +168,9 @@ def then_stays(*pieces: bytes):
 
 
 async def eventually(condition) -> None:
-    while not condition():  # noqa: ASYNC110 (what is waited for has no event)
-        await asyncio.sleep(0.002)
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 (what is waited for has no event)
+            await asyncio.sleep(0.002)
 
 
 # -- requests

@@ -16,9 +16,9 @@ _POST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nabcde"
 
 
 async def eventually(condition) -> None:
-    """The test's own time limit is the only clock."""
-    while not condition():  # noqa: ASYNC110 (what is waited for has no event)
-        await asyncio.sleep(0.002)
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 (what is waited for has no event)
+            await asyncio.sleep(0.002)
 
 
 class Held:
@@ -312,9 +312,10 @@ async def test_a_client_that_leaves_a_stream_is_gone_once(start, dial):
     responder.write(b"one")
     await wire.until(b"one\r\n")
     wire.close()
-    while not held.gone:
-        responder.write(b"more")
-        await asyncio.sleep(0.002)
+    async with asyncio.timeout(10):
+        while not held.gone:
+            responder.write(b"more")
+            await asyncio.sleep(0.002)
     responder.write(b"more")
     responder.finish()
     await asyncio.sleep(0.01)
@@ -385,7 +386,7 @@ async def test_a_slow_reader_pauses_the_handler_and_memory_stays_bounded(start, 
     responder.start(200, [])
     piece = b"x" * 16_384
     written = 0
-    while not calls:
+    while not calls and written < 4000:
         responder.write(piece)
         written += 1
         await asyncio.sleep(0)
@@ -447,9 +448,10 @@ async def test_a_client_that_sends_nothing_more_is_closed(start, dial, limits, s
 async def test_dripping_a_head_does_not_prolong_its_time(start, dial):
     wire = await dial(await start(head_s=0.1))
     wire.send(b"GET / HTTP/1.1\r\nX: ")
-    while not wire.reader.at_eof() and not wire.reader._buffer:
-        wire.send(b"a")
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(10):
+        while not wire.reader.at_eof() and not wire.reader._buffer:
+            wire.send(b"a")
+            await asyncio.sleep(0.01)
     assert (await wire.to_end()).startswith(b"HTTP/1.1 408 ")
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from router.serving.prompt import ModelPrompts, PromptLimits, load_prompts
 from router.serving.prompt.cut import Cutter, make_cutter
+from router.serving.prompt.prepare import OnDifference
 from router.serving.prompt.template import ChatTemplates, load_chat_templates
 from router.serving.prompt.tokenizer import Tokenizer, demo_model, load_tokenizer
 
@@ -34,19 +35,6 @@ def executor() -> Iterator[Executor]:
         yield executor
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
 @pytest.fixture
 def make_prompts(executor: Executor) -> Callable[..., ModelPrompts]:
     def make(
@@ -56,6 +44,7 @@ def make_prompts(executor: Executor) -> Callable[..., ModelPrompts]:
         limits: PromptLimits | None = None,
         dialect: str = "vllm",
         unseen_counts: bool = True,
+        on_difference: OnDifference = "enforce",
     ) -> ModelPrompts:
         return load_prompts(
             "m-chat",
@@ -66,6 +55,7 @@ def make_prompts(executor: Executor) -> Callable[..., ModelPrompts]:
             dialect=dialect,
             limits=limits or PromptLimits(wait_s=10.0),
             unseen_counts=lambda: unseen_counts,
+            on_difference=on_difference,
         )
 
     return make

@@ -456,3 +456,15 @@ async def test_an_engine_that_takes_too_long_costs_the_keys_only(make_prompts: M
 
 def test_dialects_have_names_of_their_own() -> None:
     assert len({dialect.name for dialect in DIALECTS}) == len(DIALECTS)
+
+
+@pytest.mark.parametrize(
+    ("on_difference", "state", "mode"),
+    [("enforce", "DEGRADED", "approximate"), ("warn", "DEGRADED", "exact"), ("off", "UNCHECKED", "exact")],
+)
+def test_what_a_differing_count_leads_to(make_prompts: MakePrompts, on_difference: str, state: str, mode: str) -> None:
+    prompts = make_prompts(on_difference=on_difference)
+    prompt = now(prompts, CHAT, chat("s", "u"))
+    for _ in range(3):
+        prompts.observe(prompt, prompt.tokens + 1)
+    assert (prompts.parity.state, prompts.mode) == (state, mode)
