@@ -1,6 +1,7 @@
 # Every target installs what it needs into .venv first; only Python 3.11+ and make are asked of the machine.
 PYTHON ?= python3
 VENV := .venv
+ENGINES ?= engines
 BIN := $(VENV)/bin
 
 .PHONY: help run install dev lock test check fix bench test-real clean
@@ -41,8 +42,8 @@ fix: $(VENV)/.dev       ## formats and mends what can be mended
 bench: $(VENV)/.dev     ## speed of every hot step, each beside its baseline (about 5 minutes)
 	$(BIN)/python -m tests.bench $(ARGS)
 
-test-real: $(VENV)/.dev ## real vLLM and SGLang servers on this machine's CPU (about 20 minutes; skips where they can't start)
-	$(BIN)/python -m tests.real $(ARGS)
+test-real: $(VENV)/.dev ## real vLLM and SGLang servers on this CPU, ENGINES=folder with start_vllm.sh and start_sglang.sh (about 25 minutes)
+	$(BIN)/python -m tests.real --engines $(ENGINES) $(ARGS)
 
 lock:                   ## writes the lock files anew from pyproject.toml (needs uv)
 	uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --extra build pyproject.toml -o requirements.lock

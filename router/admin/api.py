@@ -21,7 +21,7 @@ def create_app(live: Live) -> FastAPI:
         title="warmroute admin",
         version=__version__,
         description="What the fleet holds and does, and why each request went where it went.",
-        docs_url="/docs",
+        docs_url=None,  # its page would load scripts from a CDN; the schema is at /openapi.json
         redoc_url=None,
     )
     app.exception_handler(WarmrouteError)(_render)

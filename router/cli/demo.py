@@ -46,7 +46,7 @@ or in Python (pip install openai):
   client = OpenAI(base_url="{url}/v1", api_key="none")
   print(client.chat.completions.create(model="demo", messages=[{{"role": "user", "content": "Hello"}}]))
 
-The admin API: {admin}/docs
+What the engines hold and do: {admin}/admin/v1/fleet
 """
 
 

@@ -61,7 +61,7 @@ class RequestReader:
         self._target = ("", b"")
         self._url = b""
         self._headers: list[Header] = []
-        self._fields: list[Header] = []  # as they came
+        self._fields: list[Header] = []  # as they came; trailer fields end here too, and are ignored (RFC 9110 §6.5.1)
         self._parts: list[bytes] = []
         self._body_size = 0
 
@@ -131,7 +131,6 @@ class RequestReader:
 
     def on_headers_complete(self) -> None:
         self._headers = headers = lower_names(self._fields)
-        self._fields = []  # trailer fields come in here and are ignored (RFC 9110 §6.5.1)
         self._check_head_size()
         self._http10 = check_version(self._parser.get_http_version())
         self._method = check_method(self._parser.get_method())

@@ -109,7 +109,7 @@ class ClientProtocol(asyncio.Protocol):
         self._head_limit = head_limit
         self._exchange: Exchange | None = None
         self._parts: list[bytes] = []
-        self._fields: list[Header] = []  # as they came
+        self._fields: list[Header] = []  # as they came; trailer fields end here too, and are dropped
         self._headers: list[Header] = []
         self.keep_alive_s: float | None = None
         self.idle_since = 0.0
@@ -233,7 +233,6 @@ class ClientProtocol(asyncio.Protocol):
             return
         self._status = status
         self._headers = lower_names(self._fields)
-        self._fields = []  # trailer fields come in here and are dropped
         self._head_due = True
         sized = self._check_framing()
         if self._exchange is not None and self._exchange.head_only:

@@ -83,8 +83,10 @@ async def examine(engines: RealEngines, model: str, requests: int, seed: int) ->
 
 
 async def played(gateway: GatewayProcess, model: str, talks: list[Conversation]) -> list[Row]:
+    """Half of the conversations four at a time, half one at a time: so that enough requests are alone on an engine."""
     driver = Driver(gateway.url, model)
-    await driver.run(talks)
+    await driver.run(talks[::2], width=4)
+    await driver.run(talks[1::2], width=1)
     driver.learn(gateway.get("/admin/v1/requests?limit=1000")["data"])
     assert not driver.failed, f"{driver.failed} requests failed"
     return driver.rows

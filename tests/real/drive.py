@@ -29,18 +29,19 @@ class Row:
 
 
 class Driver:
-    def __init__(self, url: str, model: str, *, width: int = 4) -> None:
+    def __init__(self, url: str, model: str) -> None:
         self.rows: list[Row] = []
         self.failed = 0
         self._url = url
         self._model = model
-        self._width = width
 
-    async def run(self, conversations: Iterable[Conversation], *, until: Callable[[], bool] = lambda: False) -> None:
-        """All conversations to their ends, or until `until()`."""
+    async def run(
+        self, conversations: Iterable[Conversation], *, width: int = 4, until: Callable[[], bool] = lambda: False
+    ) -> None:
+        """All conversations to their ends, or until `until()`; `width` requests at a time."""
         waiting = iter(conversations)
         async with httpx.AsyncClient(base_url=self._url, timeout=120) as client:
-            await asyncio.gather(*(self._worker(client, waiting, until) for _ in range(self._width)))
+            await asyncio.gather(*(self._worker(client, waiting, until) for _ in range(width)))
 
     async def _worker(
         self, client: httpx.AsyncClient, waiting: Iterator[Conversation], until: Callable[[], bool]
