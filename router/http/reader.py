@@ -141,10 +141,9 @@ class RequestReader:
             self._upgrade = True
             return
         self._target = split_target(self._url, self._method, headers)
-        framing = check_framing(headers, http10=self._http10)
-        if framing.length > self._limits.body_bytes:
+        length, self.owes_continue = check_framing(headers, http10=self._http10)
+        if length > self._limits.body_bytes:
             raise self._too_large()
-        self.owes_continue = framing.expects_continue
 
     def on_body(self, part: bytes) -> None:
         self._parts.append(part)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from router.http.messages import Header, Refusal
 
@@ -17,13 +16,6 @@ _FRAMING = frozenset((b"host", b"content-length", b"transfer-encoding", b"expect
 _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~%!$&'()*+,;=-]*)(?::[0-9]*)?").fullmatch
 _ABSOLUTE = re.compile(rb"https?://([^/?@]+)(/[^?]*)?(?:\?(.*))?", re.IGNORECASE).fullmatch
 _METHODS = {name.encode(): name for name in ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE")}
-
-
-class Framing(NamedTuple):
-    """What the head says about the body: `length` is 0 for a chunked one, which does not say."""
-
-    length: int
-    expects_continue: bool
 
 
 def check_version(version: str) -> bool:
@@ -43,8 +35,8 @@ def check_method(method: bytes) -> str:
         raise Refusal(405, "This method is not supported.", code="method_not_allowed") from None
 
 
-def check_framing(headers: Iterable[Header], *, http10: bool) -> Framing:
-    """Raises Refusal."""
+def check_framing(headers: Iterable[Header], *, http10: bool) -> tuple[int, bool]:
+    """Bytes of body announced (0 for a chunked one), and whether a 100 is awaited before it. Raises Refusal."""
     hosts = 0
     length: int | None = None
     chunked = expects = False
@@ -64,7 +56,7 @@ def check_framing(headers: Iterable[Header], *, http10: bool) -> Framing:
         raise Refusal(400, "An HTTP/1.1 request has exactly one Host header.")
     if chunked and length is not None:
         raise Refusal(400, "Content-Length and Transfer-Encoding exclude each other.")
-    return Framing(length or 0, expects and (chunked or bool(length)))
+    return length or 0, expects and (chunked or bool(length))
 
 
 def _check_host(value: bytes) -> None:

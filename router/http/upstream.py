@@ -190,6 +190,7 @@ class ClientProtocol(asyncio.Protocol):
         self._deliver(exchange, fault)
 
     def eof_received(self) -> None:
+        self.alive = False  # at once: the transport says so only in the loop's next turn
         exchange = self._exchange
         if exchange is not None and self._until_close:
             self._finish(exchange)

@@ -132,29 +132,38 @@ class Engine(asyncio.Protocol):
             self.timer = self.loop.call_soon(self.send, i + 1, start)
 
 
-async def publish(port: int, pace: dict[str, float], blocks: int = 32, size: int = 16) -> None:
-    """KV events as vLLM 0.32 sends them: chains of 32 blocks stored, and removed again some 20,000 blocks later."""
+def batches(count: int, *, blocks: int = 32, size: int = 16, lifetime: int = 600) -> list[bytes]:
+    """KV events as vLLM 0.32 sends them: in each batch a chain of `blocks` stored, and the one of `lifetime` batches
+    ago removed. They may be sent round and round.
+    """
+    encode = msgspec.msgpack.Encoder().encode
+    made = []
+    for n in range(count):
+        stored = {
+            "type": "BlockStored", "block_hashes": list(range(n * blocks + 1, (n + 1) * blocks + 1)),
+            "parent_block_hash": None, "token_ids": [(n * 7919 + i) % 50_000 for i in range(blocks * size)],
+            "block_size": size, "lora_id": None, "medium": "GPU", "lora_name": None, "group_idx": 0,
+            "kv_cache_spec_kind": "full_attention",
+        }  # fmt: skip
+        first = (n - lifetime) % count * blocks + 1
+        removed = [{"type": "BlockRemoved", "block_hashes": [first + i], "medium": "GPU"} for i in range(blocks)]
+        made.append(encode([time.time(), [stored, *removed], 0]))
+    return made
+
+
+async def publish(port: int, pace: dict[str, float], blocks: int = 32) -> None:
+    """Batches made beforehand: what loads the gateway must not load the core of those who measure it."""
     socket = zmq.Context.instance().socket(zmq.PUB)
     socket.bind(f"tcp://127.0.0.1:{port}")
-    encode = msgspec.msgpack.Encoder().encode
-    held: list[list[int]] = []
-    next_hash = 1
+    payloads = batches(1200, blocks=blocks)
+    due = time.monotonic()
     for seq in itertools.count():
-        hashes = list(range(next_hash, next_hash + blocks))
-        next_hash += blocks
-        stored = {
-            "type": "BlockStored", "block_hashes": hashes, "parent_block_hash": None,
-            "token_ids": [(next_hash + i) % 50_000 for i in range(blocks * size)], "block_size": size, "lora_id": None,
-            "medium": "GPU", "lora_name": None, "group_idx": 0, "kv_cache_spec_kind": "full_attention",
-        }  # fmt: skip
-        held.append(hashes)
-        events: list[Any] = [stored]
-        if len(held) > 600:
-            events += [{"type": "BlockRemoved", "block_hashes": [h], "medium": "GPU"} for h in held.pop(0)]
-        socket.send_multipart([b"", seq.to_bytes(8, "big"), encode([time.time(), events, 0])], zmq.NOBLOCK)
-        while not pace["blocks_per_s"]:  # noqa: ASYNC110 (set from outside, at any time)
-            await asyncio.sleep(0.05)
-        await asyncio.sleep(blocks / pace["blocks_per_s"])
+        while (now := time.monotonic()) < due or not pace["blocks_per_s"]:
+            await asyncio.sleep(0.001 if pace["blocks_per_s"] else 0.05)
+            due = due if pace["blocks_per_s"] else time.monotonic()
+        payload = payloads[seq % len(payloads)]
+        socket.send_multipart([b"", seq.to_bytes(8, "big"), payload], zmq.NOBLOCK)
+        due = max(due, now - 0.1) + blocks / pace["blocks_per_s"]
 
 
 def metrics_page(size: int) -> bytes:

@@ -11,7 +11,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,10 +40,10 @@ class Measured:
 
 
 @contextlib.contextmanager
-def running(arguments: list[str], *, core: int, log: Path) -> Iterator[Measured]:
+def running(arguments: list[str], *, core: int, log: Path, python: str = sys.executable) -> Iterator[Measured]:
     """`python -m …` on one core until the block ends."""
     with open(log, "wb") as output:
-        process = subprocess.Popen([sys.executable, "-m", *arguments], stdout=output, stderr=output)
+        process = subprocess.Popen([python, "-m", *arguments], stdout=output, stderr=output)
     os.sched_setaffinity(process.pid, {core})
     try:
         yield Measured(process, log)
@@ -56,23 +56,30 @@ def running(arguments: list[str], *, core: int, log: Path) -> Iterator[Measured]
             process.wait()
 
 
-def wait_for(url: str, *, seconds: float = 60) -> None:
+def wait_for(url: str, measured: Measured, *, seconds: float = 60) -> None:
+    """Until `url` answers. Raises RuntimeError, with the end of its log, for a process that ended or stays silent.
+
+    A port that another process holds shows here: ours ends, and nobody measures the other by mistake.
+    """
     until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    while time.monotonic() < until and measured.process.poll() is None:
         try:
             urllib.request.urlopen(url, timeout=2).read()
-            return
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.1)
-    raise TimeoutError(f"{url} does not answer")
+            continue
+        time.sleep(0.1)
+        if measured.process.poll() is None:
+            return
+    raise RuntimeError(f"{url} is not ours to measure: {measured.log.read_text()[-2000:]}")
 
 
 @contextlib.contextmanager
-def fake_engines(*arguments: str) -> Iterator[None]:
+def fake_engines(*arguments: str, ports: Sequence[int] = ENGINE_PORTS) -> Iterator[None]:
     with tempfile.TemporaryDirectory() as folder:
-        command = ["tests.bench.fake_engine", "--ports", ",".join(map(str, ENGINE_PORTS)), *arguments]
-        with running(command, core=LOAD_CORE, log=Path(folder) / "log"):
-            wait_for(f"http://127.0.0.1:{ENGINE_PORTS[0]}/health", seconds=10)
+        command = ["tests.bench.fake_engine", "--ports", ",".join(map(str, ports)), *arguments]
+        with running(command, core=LOAD_CORE, log=Path(folder) / "log") as measured:
+            wait_for(f"http://127.0.0.1:{ports[0]}/health", measured, seconds=10)
             yield
 
 
@@ -83,14 +90,21 @@ def engine(i: int) -> dict[str, Any]:
 
 
 def written_config(
-    folder: Path, *, port: int, engines: list[dict[str, Any]], model: str, tokenize: str, policy: str
+    folder: Path,
+    *,
+    port: int,
+    engines: Sequence[Mapping[str, Any]],
+    model: str,
+    tokenize: str,
+    policy: str,
+    further_models: Mapping[str, Any] | None = None,
 ) -> Path:
     """A configuration file with everything on: demo tokenizer and template, events, metrics, admin API."""
     config = {
         "listen": {"port": port},
         "admin": {"port": port + 1000},
         "state_dir": str(folder / "state"),
-        "models": {model: {"tokenizer": "demo", "parity": "off", "tokenize": tokenize}},
+        "models": {model: {"tokenizer": "demo", "parity": "off", "tokenize": tokenize}, **(further_models or {})},
         "policy": {"name": policy},
         "engines": engines,
     }
@@ -104,22 +118,33 @@ def gateway(
     *,
     tokenize: str = "auto",
     policy: str = "kv_aware",
-    engines: list[dict[str, Any]] | None = None,
+    engines: Sequence[Mapping[str, Any]] | None = None,
     model: str = "fake",
+    further_models: Mapping[str, Any] | None = None,
 ) -> Iterator[Measured]:
     """`warmroute serve` before the fake engines, or those given."""
-    engines = engines or [engine(i) for i in range(len(ENGINE_PORTS))]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        file = written_config(folder, port=PORT, engines=engines, model=model, tokenize=tokenize, policy=policy)
+        file = written_config(
+            folder,
+            port=PORT,
+            engines=engines or [engine(i) for i in range(len(ENGINE_PORTS))],
+            model=model,
+            tokenize=tokenize,
+            policy=policy,
+            further_models=further_models,
+        )
         with running(["router", "serve", "-c", str(file)], core=GATEWAY_CORE, log=folder / "log") as measured:
-            try:
-                wait_for(f"http://127.0.0.1:{PORT + 1000}/readyz")
-            except TimeoutError:
-                print(measured.log.read_text()[-2000:], file=sys.stderr)
-                raise
+            wait_for(f"http://127.0.0.1:{PORT + 1000}/readyz", measured)
             time.sleep(1.5)  # every engine has been looked at
             yield measured
+
+
+def metric(name: str) -> float:
+    """The sum of the gateway's series of that name, from its metrics page."""
+    page = urllib.request.urlopen(f"http://127.0.0.1:{PORT + 1000}/metrics", timeout=10).read().decode()
+    lines = [line for line in page.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
 def load(kind: str, *arguments: str, port: int = PORT) -> dict[str, Any]:
