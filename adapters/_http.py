@@ -1,4 +1,4 @@
-"""Control calls to engines: one client an adapter, foreign errors translated here and nowhere else.
+"""Control calls to engines: one client an engine, foreign errors translated here and nowhere else.
 
 No message names a host, a path with secrets, or a key; where it went wrong is in `detail`, for the operator's log.
 """
@@ -6,7 +6,10 @@ No message names a host, a path with secrets, or a key; where it went wrong is i
 from __future__ import annotations
 
 import json
+import ssl
+from collections import OrderedDict
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import httpx
@@ -16,19 +19,41 @@ from router.core import Instance
 from router.errors import EngineProtocolError, EngineTimeout, EngineUnreachable
 
 _TIMEOUT = httpx.Timeout(5.0, connect=2.0)
-_LIMITS = httpx.Limits(max_connections=1000, max_keepalive_connections=200, keepalive_expiry=30)
+_LIMITS = httpx.Limits(max_connections=20, max_keepalive_connections=4, keepalive_expiry=30)
+_CLIENTS = 2_000
 _ABSENT = frozenset((404, 405, 501))
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Shared: the certificates take 50 ms to load, and there is a client for each engine."""
+    return httpx.create_ssl_context(trust_env=False)
 
 
 class EngineHttp:
     """`transport`: for tests, in place of the network."""
 
     def __init__(self, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        # Engines are addressed by the operator: a proxy from the environment must not come between.
-        self._client = httpx.AsyncClient(timeout=_TIMEOUT, limits=_LIMITS, transport=transport, trust_env=False)
+        self._transport = transport
+        self._clients: OrderedDict[str, httpx.AsyncClient] = OrderedDict()  # by URL, the last used last
 
     async def aclose(self) -> None:
-        await self._client.aclose()
+        while self._clients:
+            await self._clients.popitem()[1].aclose()
+
+    def _client(self, url: str) -> httpx.AsyncClient:
+        """An engine's own: a pool that all share is searched through for every request (200 engines: 6 ms each)."""
+        client = self._clients.get(url)
+        if client is None:
+            # Engines are addressed by the operator: a proxy from the environment must not come between.
+            client = self._clients[url] = httpx.AsyncClient(
+                timeout=_TIMEOUT, limits=_LIMITS, transport=self._transport, verify=_tls(), trust_env=False
+            )
+            if len(self._clients) > _CLIENTS:
+                self._clients.popitem(last=False)  # of an engine long gone; its idle connections close by themselves
+        else:
+            self._clients.move_to_end(url)
+        return client
 
     async def status(self, instance: Instance, path: str, *, with_key: bool = True) -> int:
         return (await self._send("GET", instance, path, with_key=with_key)).status_code
@@ -63,7 +88,9 @@ class EngineHttp:
         if instance.api_key is not None and with_key:
             headers["authorization"] = f"Bearer {instance.api_key}"
         try:
-            return await self._client.request(method, instance.url + path, content=content, headers=headers)
+            return await self._client(instance.url).request(
+                method, instance.url + path, content=content, headers=headers
+            )
         except httpx.TimeoutException as error:
             raise EngineTimeout("the engine did not answer in time", detail=_where(instance, path, error)) from None
         except (httpx.TransportError, httpx.InvalidURL) as error:

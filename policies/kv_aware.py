@@ -6,17 +6,14 @@ import random
 from collections.abc import Mapping, Sequence
 
 from policies.terms import (
-    decode_ms,
-    decoding,
-    duplication_ms,
+    STALE_LOAD_S,
     memory_ms,
-    neighbours_ms,
     pinned_tokens,
-    prefill_ms,
     queue_ms,
+    tier_load_ms,
     weights_over,
 )
-from router.core import Candidate, Cost, Snapshot
+from router.core import Cost, Snapshot
 
 WEIGHTS: Mapping[str, float] = {
     "queue": 1.0,
@@ -43,24 +40,44 @@ class KvAware:
         self._by_term = tuple(self._weights[term] for term in WEIGHTS)
 
     def costs(self, snapshot: Snapshot) -> Sequence[Cost]:
-        best = max([candidate.hit_tokens for candidate in snapshot.candidates], default=0)
-        return [self._cost(snapshot, candidate, best) for candidate in snapshot.candidates]
+        """The terms written out: called one by one for every candidate of every request, they take twice as long.
 
-    def _cost(self, snapshot: Snapshot, candidate: Candidate, best_hit_tokens: int) -> Cost:
+        A test holds them against `policies/terms.py`, which says what each of them means.
+        """
         w_queue, w_prefill, w_neighbours, w_duplication, w_decode, w_memory = self._by_term
-        own, batch, pinned = prefill_ms(snapshot, candidate), decoding(candidate), pinned_tokens(candidate)
-        queue = w_queue * queue_ms(snapshot, candidate)
-        prefill = w_prefill * own
-        neighbours = w_neighbours * neighbours_ms(own, batch)
-        duplication = w_duplication * duplication_ms(candidate, best_hit_tokens)
-        decode = w_decode * decode_ms(snapshot, candidate, pinned=pinned, decoding=batch)
-        memory = w_memory * memory_ms(snapshot, candidate, pinned=pinned)
-        parts = {
-            "queue": queue,
-            "prefill": prefill,
-            "neighbours": neighbours,
-            "duplication": duplication,
-            "decode": decode,
-            "memory": memory,
-        }
-        return Cost(queue + prefill + neighbours + duplication + decode + memory, parts)
+        tokens, output = snapshot.tokens, snapshot.output_tokens
+        best = max([candidate.hit_tokens for candidate in snapshot.candidates], default=0)
+        costs: list[Cost] = []
+        for candidate in snapshot.candidates:
+            rates, hit, booked = candidate.rates, candidate.hit_tokens, candidate.booked_kv_tokens
+            requests, capacity = candidate.booked_requests, candidate.capacity_tokens
+            queue, batch = candidate.booked_prefill_ms, requests - candidate.booked_prefills
+            pinned: float = booked
+            if candidate.load_age_s <= STALE_LOAD_S:
+                if candidate.waiting > requests:
+                    queue = queue_ms(snapshot, candidate)
+                if candidate.kv_usage:
+                    pinned = pinned_tokens(candidate)
+                if candidate.running > batch:
+                    batch = candidate.running
+            c1, c2, uncached, missing = rates.c1_ms, rates.c2_ms, tokens - hit, best - hit
+            own = c1 * uncached + c2 * uncached * (tokens - uncached / 2)
+            if len(candidate.held_tokens) > 1:
+                own += tier_load_ms(candidate)
+            context = (pinned if pinned > booked else booked) + tokens
+            step = rates.c0_ms + rates.c3_ms * context + rates.c4_ms * (batch + 1)
+            queue, prefill, decode = w_queue * queue, w_prefill * own, w_decode * (output * step)
+            neighbours = w_neighbours * (own * batch) if batch else 0.0
+            duplication = w_duplication * (c1 * missing + c2 * missing * (best - missing / 2)) if missing else 0.0
+            full = capacity and pinned + tokens + output > capacity
+            memory = w_memory * memory_ms(snapshot, candidate, pinned=pinned) if full else 0.0
+            parts = {
+                "queue": queue,
+                "prefill": prefill,
+                "neighbours": neighbours,
+                "duplication": duplication,
+                "decode": decode,
+                "memory": memory,
+            }
+            costs.append(Cost(queue + prefill + neighbours + duplication + decode + memory, parts))
+        return costs

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Literal
@@ -30,7 +30,7 @@ from router import __version__, plugins
 from router.admin import serve as admin_process
 from router.admin.serve import AdminServer
 from router.config import Config
-from router.core import Instance, Policy
+from router.core import Instance, Placement, Policy
 from router.errors import ConfigError
 from router.http.client import Pool
 from router.http.messages import Limits, PoolLimits
@@ -60,19 +60,26 @@ DRAIN_S = 30.0
 ADMIN_START_S = 30.0
 
 AdminMode = Literal["process", "inline", "off"]
+Door = Callable[[Placement], AbstractAsyncContextManager[Placement]]
 
 
 class Running:
-    """A gateway, from `async with` to its end. `url` and `admin_url` are where it listens; `live` is `core.Live`."""
+    """A gateway, from `async with` to its end. `url` and `admin_url` are where it listens; `live` is `core.Live`.
+
+    `door`: what stands between serving and routing, e.g. a socket (`router/wire.py`); by default nothing does.
+    """
 
     url: str
     admin_url: str | None
     live: LiveView
 
-    def __init__(self, config: Config, *, admin: AdminMode = "inline", drain_s: float = DRAIN_S) -> None:
+    def __init__(
+        self, config: Config, *, admin: AdminMode = "inline", drain_s: float = DRAIN_S, door: Door | None = None
+    ) -> None:
         self._config = config
         self._admin: AdminMode = admin if config.admin.enabled else "off"
         self._drain_s = drain_s
+        self._door = door
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Running:
@@ -144,9 +151,10 @@ class Running:
             secret=secret,
             executor=executor,
         )
+        placement = brain if self._door is None else await self._stack.enter_async_context(self._door(brain))
         gateway = Gateway(
             models,
-            brain,
+            placement,
             proxy,
             listeners=(telemetry.observe, roster.observe, *((log_access,) if config.listen.access_log else ())),
             body_limit=int(config.listen.max_body_bytes),

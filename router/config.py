@@ -131,8 +131,9 @@ class Listen(Section):
     keep_alive_s: Seconds = 75.0
     """How long an idle client connection is kept open, seconds."""
     receipts: bool = False
-    """Adds x-warmroute-engine and the predicted and cached token counts to answers. They tell about placement and about
-    what is cached, so leave it off where clients must not learn of each other."""
+    """Adds x-warmroute-instance, the name of the engine that answered. It shows how requests are placed, so leave it
+    off where clients must not learn of each other. The token counts are there in any case:
+    x-warmroute-predicted-tokens, and x-warmroute-cached-tokens on an answer that is no stream if the engine told it."""
 
 
 class Admin(Section):

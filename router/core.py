@@ -5,6 +5,8 @@ such as `Placement` can be called in the same process or over a Unix socket with
 
 Units: times in seconds on a monotonic clock unless the name says otherwise, work in milliseconds of GPU time (`_ms`),
 lengths in tokens (`_tokens`) or blocks (`_blocks`).
+
+`gc=False`: made for every request or event, of plain values, so that no cycle can hold it; the collector need not look.
 """
 
 from __future__ import annotations
@@ -80,7 +82,8 @@ class HitRule(msgspec.Struct, frozen=True):
 
     def usable(self, held_tokens: int, prompt_tokens: int) -> int:
         """Tokens the engine will reuse of `held_tokens` it holds. At least one prompt token is always computed."""
-        usable = min(held_tokens, prompt_tokens - 1) // self.alignment_tokens * self.alignment_tokens - self.drop_tokens
+        held = held_tokens if held_tokens < prompt_tokens else prompt_tokens - 1
+        usable = held // self.alignment_tokens * self.alignment_tokens - self.drop_tokens
         return usable if usable >= self.minimum_tokens and usable > 0 else 0
 
 
@@ -191,7 +194,7 @@ class EventBatch(msgspec.Struct, frozen=True, gc=False):
 # A request, once its prompt is known
 
 
-class Prompt(msgspec.Struct, frozen=True):
+class Prompt(msgspec.Struct, frozen=True, gc=False):
     """A prompt as the engine will read it.
 
     `keys[size]` are the chained keys of all whole blocks of the known tokens: u64s in an array('Q').
@@ -211,7 +214,7 @@ class Prompt(msgspec.Struct, frozen=True):
         return self.source in ("exact", "engine") and self.known_tokens == self.tokens
 
 
-class Ask(msgspec.Struct, frozen=True):
+class Ask(msgspec.Struct, frozen=True, gc=False):
     """What `Placement` is asked: everything it may know of a request. No text, no token ids."""
 
     request_id: str
@@ -296,12 +299,12 @@ class Policy(Protocol):
     def costs(self, snapshot: Snapshot) -> Sequence[Cost]: ...
 
 
-class Scored(msgspec.Struct, frozen=True):
+class Scored(msgspec.Struct, frozen=True, gc=False):
     candidate: Candidate
     cost: Cost
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Decision(msgspec.Struct, frozen=True, gc=False):
     """Who serves, and why. `scored` is best first: its tail is the order of further attempts."""
 
     policy: str
@@ -319,7 +322,7 @@ class Decision(msgspec.Struct, frozen=True):
         return max(s.candidate.hit_tokens for s in self.scored)
 
 
-class Booking(msgspec.Struct, frozen=True):
+class Booking(msgspec.Struct, frozen=True, gc=False):
     """A place taken on an engine. Given back exactly once, however the request ends."""
 
     id: int
@@ -343,7 +346,7 @@ Finish = Literal["complete", "client_gone", "upstream_failed"]
 DeliveredSource = Literal["usage", "events", "counters", "none"]
 
 
-class Usage(msgspec.Struct, frozen=True):
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """What the engine says it did. `cached_tokens` None: it does not say."""
 
     input_tokens: int = 0
@@ -351,7 +354,7 @@ class Usage(msgspec.Struct, frozen=True):
     cached_tokens: int | None = None
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Outcome(msgspec.Struct, frozen=True, gc=False):
     """How a request ended: the one record everyone listens to."""
 
     request_id: str

@@ -101,6 +101,7 @@ def feed_counts(feed: Feed, index: BlockIndex) -> dict[str, int]:
         "gaps": counts.lost["gap"],
         "silences": counts.lost["silent"],
         "index_evictions": stats.evicted,
+        "orphan_blocks_dropped": stats.orphans_expired,
     }
 
 

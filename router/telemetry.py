@@ -19,12 +19,13 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.core import Outcome, Usage
+from router.core import Outcome
 
 RECENT_OUTCOMES = 1000
 
 _SERIES = 2000
 _HISTOGRAMS = 200  # a histogram is some twenty series
+_COUNTED_AT_ONCE = 64  # outcomes: less than 100 µs
 _LAG_SAMPLE_S = 0.25
 _OTHER = "other"
 
@@ -60,28 +61,33 @@ _access = logging.getLogger("warmroute.access")
 class Counts:
     """A counter by labels; at most `_SERIES` of them, then "other"."""
 
-    __slots__ = ("_values", "help", "labels", "name")
+    __slots__ = ("_cells", "help", "labels", "name")
 
     def __init__(self, name: str, help: str, labels: Sequence[str]) -> None:
         self.name = name
         self.help = help
         self.labels = labels
-        self._values: dict[tuple[str, ...], int] = {}
+        self._cells: dict[tuple[str, ...], _Cell] = {}
 
-    def add(self, key: tuple[str, ...], count: int = 1) -> None:
-        values = self._values
-        if key in values:
-            values[key] += count
-            return
-        if len(values) >= _SERIES:
+    def cell(self, key: tuple[str, ...]) -> _Cell:
+        """Where one series is counted."""
+        cells = self._cells
+        if key not in cells and len(cells) >= _SERIES:
             key = (_OTHER,) * len(self.labels)
-        values[key] = values.get(key, 0) + count
+        return cells.setdefault(key, _Cell())
 
     def metric(self) -> Metric:
         family = CounterMetricFamily(self.name, self.help, labels=self.labels)
-        for key, value in list(self._values.items()):
-            family.add_metric(key, value)
+        for key, cell in list(self._cells.items()):
+            family.add_metric(key, cell.count)
         return family
+
+
+class _Cell:
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
 
 
 class Histogram:
@@ -97,16 +103,16 @@ class Histogram:
         self._series: dict[str, _Buckets] = {}
 
     def observe(self, value: float, key: str = "") -> None:
+        self.buckets(key).add(value)
+
+    def buckets(self, key: str) -> _Buckets:
+        """Where one series is counted."""
         buckets = self._series.get(key)
         if buckets is None:
-            buckets = self._begin(key)
-        buckets.counts[bisect_left(self._bounds, value)] += 1
-        buckets.total += value
-
-    def _begin(self, key: str) -> _Buckets:
-        if len(self._series) >= _HISTOGRAMS:
-            key = _OTHER
-        return self._series.setdefault(key, _Buckets(len(self._bounds) + 1))
+            if len(self._series) >= _HISTOGRAMS:
+                key = _OTHER
+            buckets = self._series.setdefault(key, _Buckets(self._bounds))
+        return buckets
 
     def metric(self) -> Metric:
         family = HistogramMetricFamily(self.name, self.help, labels=[self.label] if self.label else [])
@@ -124,11 +130,16 @@ class Histogram:
 
 
 class _Buckets:
-    __slots__ = ("counts", "total")
+    __slots__ = ("_bounds", "counts", "total")
 
-    def __init__(self, size: int) -> None:
-        self.counts = [0] * size
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
 
 
 class _Tokens:
@@ -139,15 +150,26 @@ class _Tokens:
     def __init__(self) -> None:
         self.input = self.told = self.output = self.best_hit = self.predicted_hit = self.delivered_hit = 0
 
-    def add(self, outcome: Outcome, usage: Usage | None) -> None:
+    def add(self, outcome: Outcome) -> None:
         self.input += outcome.input_tokens
         self.best_hit += outcome.best_hit_tokens
         self.predicted_hit += outcome.predicted_hit_tokens
         if outcome.delivered_hit_tokens is not None:
             self.told += outcome.input_tokens
             self.delivered_hit += outcome.delivered_hit_tokens
-        if usage is not None:
-            self.output += usage.output_tokens
+        if outcome.usage is not None:
+            self.output += outcome.usage.output_tokens
+
+
+class _Series:
+    """Where outcomes of one kind are counted. `tokens` is None for those that were never placed."""
+
+    __slots__ = ("cells", "duration", "tokens")
+
+    def __init__(self, cells: list[_Cell], duration: _Buckets, tokens: _Tokens | None) -> None:
+        self.cells = cells
+        self.duration = duration
+        self.tokens = tokens
 
 
 class Telemetry:
@@ -166,6 +188,7 @@ class Telemetry:
         self._fleet = fleet
         self._feed = feed
         self._recent: deque[Outcome] = deque(maxlen=RECENT_OUTCOMES)
+        self._uncounted: list[Outcome] = []
         self._lag_max = 0.0
         self._requests = Counts("warmroute_requests", "Requests that ended.", ("model", "finish", "status"))
         self._errors = Counts("warmroute_errors", "Requests that ended with an error.", ("model", "error"))
@@ -173,6 +196,7 @@ class Telemetry:
         self._prompts = Counts("warmroute_prompt_source", "How prompts were read.", ("model", "source"))
         self._delivered = Counts("warmroute_delivered_source", "Where hit counts came from.", ("model", "source"))
         self._tokens: dict[tuple[str, str], _Tokens] = {}
+        self._series: dict[tuple[object, ...], _Series] = {}
         self._ttft = Histogram("warmroute_ttft_seconds", "From the request to the first token of a stream.", _TTFT_S)
         self._tpot = Histogram("warmroute_tpot_seconds", "Time per further output token of a stream.", _TPOT_S)
         self._duration = Histogram("warmroute_request_duration_seconds", "From request to end.", _DURATION_S)
@@ -181,29 +205,56 @@ class Telemetry:
         self._lag = Histogram("warmroute_loop_lag_seconds", "How late the event loop runs.", _LAG_S, label=None)
 
     def observe(self, outcome: Outcome) -> None:
-        """A request has ended. Some microseconds."""
-        model = outcome.model
+        """A request has ended. Many are counted at once: 1.2 µs each in a row, 3.6 µs one by one under load."""
         self._recent.append(outcome)
-        self._requests.add((model, outcome.finish, str(outcome.status)))
-        self._duration.observe(outcome.took_s, model)
-        if outcome.error:
-            self._errors.add((model, outcome.error))
-        if outcome.attempts > 1:
-            self._retries.add((model,), outcome.attempts - 1)
-        if outcome.instance is not None:
-            self._observe_placed(outcome, model, outcome.instance)
+        self._uncounted.append(outcome)
+        if len(self._uncounted) >= _COUNTED_AT_ONCE:
+            self._count_all()
 
-    def _observe_placed(self, outcome: Outcome, model: str, instance: str) -> None:
+    def _count_all(self) -> None:
+        outcomes, self._uncounted = self._uncounted, []
+        for outcome in outcomes:
+            self._count(outcome)
+
+    def _count(self, outcome: Outcome) -> None:
+        kind = (
+            outcome.model, outcome.instance, outcome.status, outcome.finish, outcome.error,
+            outcome.prompt_source, outcome.delivered_source,
+        )  # fmt: skip
+        series = self._series.get(kind)
+        if series is None:
+            series = self._find_series(kind, outcome)
+        for cell in series.cells:
+            cell.count += 1
+        series.duration.add(outcome.took_s)
+        if outcome.attempts > 1:
+            self._retries.cell((outcome.model,)).count += outcome.attempts - 1
+        if series.tokens is not None:
+            series.tokens.add(outcome)
+            self._queue.observe(outcome.queue_s, outcome.model)
+            if outcome.ttft_s is not None:
+                self._observe_stream(outcome, outcome.ttft_s)
+
+    def _observe_stream(self, outcome: Outcome, ttft_s: float) -> None:
+        self._ttft.observe(ttft_s, outcome.model)
         usage = outcome.usage
-        self._queue.observe(outcome.queue_s, model)
-        self._prompts.add((model, outcome.prompt_source))
-        self._delivered.add((model, outcome.delivered_source))
-        tokens = self._tokens.get((model, instance)) or self._begin_tokens(model, instance)
-        tokens.add(outcome, usage)
-        if outcome.ttft_s is not None:
-            self._ttft.observe(outcome.ttft_s, model)
-            if usage is not None and usage.output_tokens > 1:
-                self._tpot.observe((outcome.took_s - outcome.ttft_s) / (usage.output_tokens - 1), model)
+        if usage is not None and usage.output_tokens > 1:
+            self._tpot.observe((outcome.took_s - ttft_s) / (usage.output_tokens - 1), outcome.model)
+
+    def _find_series(self, kind: tuple[object, ...], outcome: Outcome) -> _Series:
+        model, instance = outcome.model, outcome.instance
+        cells = [self._requests.cell((model, outcome.finish, str(outcome.status)))]
+        if outcome.error:
+            cells.append(self._errors.cell((model, outcome.error)))
+        tokens = None
+        if instance is not None:
+            cells.append(self._prompts.cell((model, outcome.prompt_source)))
+            cells.append(self._delivered.cell((model, outcome.delivered_source)))
+            tokens = self._tokens.get((model, instance)) or self._begin_tokens(model, instance)
+        if len(self._series) >= _SERIES:
+            self._series.clear()  # found again as they come
+        series = self._series[kind] = _Series(cells, self._duration.buckets(model), tokens)
+        return series
 
     def _begin_tokens(self, model: str, instance: str) -> _Tokens:
         key = (model, instance) if len(self._tokens) < _SERIES else (_OTHER, _OTHER)
@@ -230,6 +281,7 @@ class Telemetry:
 
     async def page(self) -> bytes:
         """The metrics page in Prometheus text format, written in a thread."""
+        self._count_all()
         lag_max, self._lag_max = self._lag_max, 0.0
         registry = CollectorRegistry(auto_describe=False)
         ready = [*self._gauges(lag_max), *self._feed_counts(), *self._token_counts()]

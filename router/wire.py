@@ -1,7 +1,7 @@
 """The protocols of `core` between processes: calls and casts over a Unix socket.
 
 A frame is a big-endian u32 length and a MessagePack array `[call, method, arguments]`; `call` 0 is a cast, which is not
-answered. A reply is `[call, ok, value]`; when not ok, the value is what `_failure` makes of an error of `router.errors`.
+answered. A reply is `[call, ok, value]`; when not ok, the value is an error of `router.errors` as `_failure` writes it.
 The cast `cancel` with the number of a call ends that call: its caller does not wait for it any more.
 Arguments are what `core` defines; an `array('Q')` of block keys travels as its bytes.
 
@@ -20,6 +20,7 @@ import struct
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,7 +78,7 @@ class WireServer:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[Any]] = set()
+        self._connections: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
 
     async def start(self, path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -92,18 +93,18 @@ class WireServer:
         """Ends every connection, and with it what it holds."""
         if self._server is not None:
             self._server.close()
-        for task in list(self._connections):
-            task.cancel()
+        for writer in self._connections.values():
+            writer.close()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._connections.add(task)
+        self._connections[task] = writer
         try:
             await _Connection(self._service(), writer).serve(reader)
         finally:
-            self._connections.discard(task)
+            del self._connections[task]
 
 
 class _Connection:
@@ -112,7 +113,7 @@ class _Connection:
     def __init__(self, session: Session, writer: asyncio.StreamWriter) -> None:
         self._session = session
         self._writer = writer
-        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._calls: dict[int, asyncio.Task[list[Any]]] = {}
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
         """Until the other side has gone, or does not speak this protocol."""
@@ -121,19 +122,20 @@ class _Connection:
                 while True:
                     self._take(*_decode_frame(await _read_frame(reader)))
         finally:
-            for task in self._calls.values():
+            calls = list(self._calls.values())
+            for task in calls:
                 task.cancel()
-            await asyncio.gather(*self._calls.values(), return_exceptions=True)
+            await asyncio.gather(*calls, return_exceptions=True)
             self._session.close()
             self._writer.close()
 
     def _take(self, call: int, method: str, arguments: list[Any]) -> None:
         if call:
-            self._calls[call] = asyncio.ensure_future(self._answer(call, method, arguments))
+            task = self._calls[call] = asyncio.ensure_future(self._reply(call, method, arguments))
+            task.add_done_callback(partial(self._send_reply, call))
         elif method == "cancel":
-            task = self._calls.get(*arguments)
-            if task is not None:
-                task.cancel()
+            if arguments and arguments[0] in self._calls:
+                self._calls[arguments[0]].cancel()
         else:
             self._cast(method, arguments)
 
@@ -149,22 +151,23 @@ class _Connection:
         except Exception as error:
             log.error("the cast %r failed: %s", method, type(error).__name__)
 
-    async def _answer(self, call: int, method: str, arguments: list[Any]) -> None:
-        """Whatever becomes of a call, it is answered: else its caller would wait for ever."""
+    async def _reply(self, call: int, method: str, arguments: list[Any]) -> list[Any]:
         try:
             handler, values = self._bound(method, arguments)
             result = handler(*values)
-            reply = [call, True, await result if isinstance(result, Awaitable) else result]
-        except asyncio.CancelledError:
-            reply = [call, False, _failure(errors.ClientGone("the call was cancelled"))]
+            return [call, True, await result if isinstance(result, Awaitable) else result]
         except errors.WarmrouteError as error:
-            reply = [call, False, _failure(error)]
+            return [call, False, _failure(error)]
         except (KeyError, ValueError, TypeError, msgspec.MsgspecError) as error:
-            reply = [call, False, _failure(errors.BadRequest(f"{type(error).__name__} in {method!r}"))]
+            return [call, False, _failure(errors.BadRequest(f"{type(error).__name__} in {method!r}"))]
         except Exception as error:
             log.error("the call %r failed: %s", method, type(error).__name__)
-            reply = [call, False, _failure(errors.WarmrouteError("The gateway failed to serve the request."))]
+            return [call, False, _failure(errors.WarmrouteError("The gateway failed to serve the request."))]
+
+    def _send_reply(self, call: int, task: asyncio.Task[list[Any]]) -> None:
+        """Whatever became of a call, it is answered: else the other side would remember it for ever."""
         del self._calls[call]
+        reply = [call, False, _failure(errors.ClientGone("cancelled"))] if task.cancelled() else task.result()
         if not self._writer.is_closing():
             _write_frame(self._writer, reply)
 
@@ -203,7 +206,7 @@ class WireClient:
             raise
 
     def cast(self, method: str, *arguments: Any) -> None:
-        """Sends without waiting. Lost when there is no connection: what it would have ended, the connection's end has."""
+        """Sends without waiting. Lost where there is no connection: whatever it would have ended, that has ended."""
         if self._writer is not None:
             _write_frame(self._writer, [0, method, arguments])
 

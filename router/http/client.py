@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from urllib.parse import urlsplit
 
 from router.errors import EngineUnreachable
-from router.http.messages import HOP_BY_HOP, ONE_WRITE_BYTES, Header, PoolLimits, head_lines
-from router.http.upstream import ClientProtocol, Exchange, Receiver
+from router.http.messages import HOP_BY_HOP, ONE_WRITE_BYTES, Header, PoolLimits, header_lines
+from router.http.upstream import ClientProtocol, Exchange, KnownAnswer, Receiver, no_answer
 
 __all__ = ["Exchange", "Pool", "PoolLimits", "PoolStats", "Receiver"]
 
@@ -56,7 +56,7 @@ class Pool:
         self._tls = (tls or ssl.create_default_context()) if secure else None
         self._server_name = server_name if secure else None
         self._prefix = parts.path.rstrip("/").encode("ascii")
-        self._host_line = b"host: " + parts.netloc.rpartition("@")[2].encode("ascii")
+        self._host_line = b"\r\nhost: " + parts.netloc.rpartition("@")[2].encode("ascii")
         self._limits = limits or PoolLimits()
         self._idle_s = self._limits.idle_s
         self._loop = asyncio.get_running_loop()
@@ -66,6 +66,7 @@ class Pool:
         self._waiting: OrderedDict[Exchange, None] = OrderedDict()
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
+        self._known = KnownAnswer(self._limits.head_bytes)
         self.stats = PoolStats()
 
     @property
@@ -90,16 +91,23 @@ class Pool:
         Raises ValueError when a header holds a line break. Every other failure reaches the receiver.
         """
         pieces = (body,) if isinstance(body, bytes) else body
-        parts = self._request(method, target, headers, pieces)
-        exchange = Exchange(self, receiver, parts, head_only=method == b"HEAD")
-        self.stats.exchanges += 1
-        connection = self._take_idle()
-        if connection is not None:
-            self.stats.reused += 1
-            connection.begin(exchange, reused=True)
-        else:
-            self._begin_fresh(exchange)
-        return exchange
+        lines = self._lines(method, target, headers)
+        size = sum(map(len, pieces))
+        if size or method in _WITH_BODY:
+            lines += b"\r\ncontent-length: %d" % size
+        lines += b"\r\n\r\n"
+        parts = (b"".join((lines, *pieces)),) if size <= ONE_WRITE_BYTES else (lines, *pieces)
+        return self._begin(Exchange(self, receiver, parts, head_only=method == b"HEAD"))
+
+    def post_lines(self, target: bytes, headers: Iterable[Header]) -> bytes:
+        """What POST requests that are alike have in common, written once. Raises ValueError as `send` does."""
+        return self._lines(b"POST", target, headers)
+
+    def post(self, lines: bytes, body: bytes, receiver: Receiver) -> Exchange:
+        """`send`, with a head that is written already: `post_lines`, and behind it what else `header_lines` made."""
+        head = b"%b\r\ncontent-length: %d\r\n\r\n" % (lines, len(body))
+        parts = (head + body,) if len(body) <= ONE_WRITE_BYTES else (head, body)
+        return self._begin(Exchange(self, receiver, parts, head_only=False))
 
     async def aclose(self) -> None:
         """Cut every connection; running exchanges end with an error."""
@@ -115,21 +123,23 @@ class Pool:
         while self._connecting or self._connections:  # noqa: ASYNC110 (the loop's next turns bring their ends)
             await asyncio.sleep(0)
 
-    def _request(
-        self, method: bytes, target: bytes, headers: Sequence[Header], pieces: Sequence[bytes]
-    ) -> Sequence[bytes]:
+    def _lines(self, method: bytes, target: bytes, headers: Iterable[Header]) -> bytes:
+        if b"\r" in target or b"\n" in target:
+            raise ValueError("a request target holds a line break")
         first = b"%b %b%b HTTP/1.1" % (method, self._prefix, target)
-        block = head_lines((first, self._host_line), headers, _OMIT)
-        size = sum(map(len, pieces))
-        if size or method in _WITH_BODY:
-            block = b"%b\r\ncontent-length: %d\r\n\r\n" % (block, size)
-        else:
-            block += b"\r\n\r\n"
-        if size <= ONE_WRITE_BYTES:
-            return (b"".join((block, *pieces)),)
-        return (block, *pieces)
+        return first + self._host_line + header_lines(headers, _OMIT)
 
     # -- connections
+
+    def _begin(self, exchange: Exchange) -> Exchange:
+        self.stats.exchanges += 1
+        connection = self._take_idle()
+        if connection is not None:
+            self.stats.reused += 1
+            connection.begin(exchange, reused=True)
+        else:
+            self._begin_fresh(exchange)
+        return exchange
 
     def _take_idle(self) -> ClientProtocol | None:
         idle = self._idle
@@ -161,7 +171,7 @@ class Pool:
         return connection
 
     def _new_connection(self) -> ClientProtocol:
-        return ClientProtocol(self, self._limits.head_bytes)
+        return ClientProtocol(self, self._limits.head_bytes, known=self._known)
 
     def _connected(self, exchange: Exchange, task: asyncio.Task[ClientProtocol]) -> None:
         self._connecting.discard(task)
@@ -219,6 +229,9 @@ class Pool:
         self._begin_waiting()
 
     def retry(self, exchange: Exchange) -> None:
+        if self._closed:  # it was not the engine that ended the connection
+            exchange.fail(no_answer())
+            return
         self.stats.retried += 1
         self._begin_fresh(exchange)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import cast
 
 from router.http.messages import CONTINUE, Limits, Refusal, Request, error_body
-from router.http.reader import HEAD, IDLE, Incoming, RequestReader
+from router.http.reader import HEAD, IDLE, RequestReader
 from router.http.responder import Responder
 
 Handler = Callable[[Request, Responder], None]
@@ -85,6 +85,11 @@ class ServerProtocol(asyncio.Protocol):
         if self._deaf:
             return
         reader = self._reader
+        if self._active is None and not (reader.requests or self._paused):
+            request = reader.again(data)
+            if request is not None:
+                self._handle(request, http10=False, keep_alive=True)
+                return
         try:
             reader.feed(data)
         except Refusal as refusal:
@@ -97,7 +102,11 @@ class ServerProtocol(asyncio.Protocol):
             self._pause_reading()
 
     def eof_received(self) -> bool:
-        """A client may shut its side and still wait for its answer (RFC 9112 §9.6)."""
+        """A client may shut its side and still wait for its answer (RFC 9112 §9.6).
+
+        Whether it has left instead shows only when something is written. Before an answer begins, probes are; after
+        that, an engine that falls silent in mid-stream works on for a client that is gone until its next piece comes.
+        """
         self._deaf = True
         waiting = self._reader.requests
         active = self._active
@@ -135,15 +144,15 @@ class ServerProtocol(asyncio.Protocol):
         waiting = self._reader.requests
         self._advancing = True
         while waiting and self._active is None and not self._paused:
-            self._handle(waiting.popleft())
+            request, http10, keep_alive = waiting.popleft()
+            self._handle(request, http10=http10, keep_alive=keep_alive)
         self._advancing = False
         if self._active is None and not waiting:
             self._settle()
         if self._reading_paused and len(waiting) < self._limits.pipelined:
             self._resume_reading()
 
-    def _handle(self, incoming: Incoming) -> None:
-        request, http10, keep_alive = incoming
+    def _handle(self, request: Request, *, http10: bool, keep_alive: bool) -> None:
         if (self._draining or self._eof) and not self._reader.requests:
             keep_alive = False
         responder = Responder(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from http import HTTPStatus
 
 import msgspec
 
 Header = tuple[bytes, bytes]
 """Name in lower case, value without surrounding white space."""
+
+Headers = Mapping[bytes, bytes]
 
 CRLF = b"\r\n"
 ONE_WRITE_BYTES = 16 * 1024
@@ -26,24 +28,42 @@ _STATUS_LINES = {int(status): b"HTTP/1.1 %d %b" % (status, status.phrase.encode(
 
 
 class Request:
-    """A whole request. `path` keeps its percent-encoding, `query` follows the "?", `peer` has no port."""
+    """A whole request. `path` keeps its percent-encoding, `query` follows the "?", `peer` has no port.
 
-    __slots__ = ("body", "headers", "method", "path", "peer", "query")
+    named    the first value of each header but Content-Length; requests share it, so it is not to be changed
+    head     all headers; requests share it, and its Content-Length may be another one's
+    headers  all headers
+    """
 
-    def __init__(self, method: str, path: str, *, query: bytes, headers: list[Header], body: bytes, peer: str) -> None:
+    __slots__ = ("body", "head", "method", "named", "path", "peer", "query")
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: bytes,
+        head: Sequence[Header],
+        named: Headers,
+        body: bytes,
+        peer: str,
+    ) -> None:
         self.method = method
         self.path = path
         self.query = query
-        self.headers = headers
+        self.head = head
+        self.named = named
         self.body = body
         self.peer = peer
 
+    @property
+    def headers(self) -> list[Header]:
+        length = b"%d" % len(self.body)
+        return [(name, value if name != b"content-length" else length) for name, value in self.head]
+
     def header(self, name: bytes) -> bytes | None:
         """The first value of `name` (lower case)."""
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return None
+        return self.named.get(name)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,13 +118,13 @@ def status_line(status: int) -> bytes:
     return _STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status
 
 
-def head_lines(first: Sequence[bytes], headers: Iterable[Header], omit: frozenset[bytes]) -> bytes:
-    """`first` and the headers but those in `omit`, one a line, without the last line end.
+def header_lines(headers: Iterable[Header], omit: Container[bytes] = ()) -> bytes:
+    """The headers but those in `omit`, each behind a line end.
 
     Raises ValueError when a line break hides in a name or value: it would let a value start a head of its own.
     """
-    lines = [*first, *[name + b": " + value for name, value in headers if name not in omit]]
-    block = CRLF.join(lines)
-    if block.count(b"\n") != len(lines) - 1 or block.count(b"\r") != len(lines) - 1:
+    lines = [b"\r\n%b: %b" % header for header in headers if header[0] not in omit]
+    block = b"".join(lines)
+    if block.count(b"\n") != len(lines) or block.count(b"\r") != len(lines):
         raise ValueError("a header holds a line break")
     return block

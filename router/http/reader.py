@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import httptools
 
-from router.http.messages import CRLF, Header, Limits, Refusal, Request, head_lines, lower_names
+from router.http.known_head import KnownHead
+from router.http.messages import CRLF, Header, Headers, Limits, Refusal, Request, header_lines, lower_names
 from router.http.strictness import check_framing, check_method, check_version, split_target
 
 IDLE, HEAD, BODY = range(3)
@@ -39,8 +40,9 @@ class RequestReader:
     """
 
     __slots__ = (
-        "_body_size", "_fields", "_headers", "_held", "_http10", "_limits", "_method", "_parser", "_parts", "_peer",
-        "_read_size", "_room", "_target", "_upgrade", "_url", "last", "owes_continue", "requests", "stage", "waited",
+        "_body_size", "_fields", "_headers", "_held", "_http10", "_known", "_limits", "_method", "_named", "_parser",
+        "_parts", "_peer", "_read_size", "_room", "_target", "_upgrade", "_url",
+        "last", "owes_continue", "requests", "stage", "waited",
     )  # fmt: skip
 
     def __init__(self, limits: Limits, peer: str) -> None:
@@ -60,19 +62,34 @@ class RequestReader:
         self._method = ""
         self._target = ("", b"")
         self._url = b""
+        self._known: KnownHead[Request] = KnownHead(limits.head_bytes)
         self._headers: list[Header] = []
+        self._named: Headers = {}
         self._fields: list[Header] = []  # as they came; trailer fields end here too, and are ignored (RFC 9110 §6.5.1)
         self._parts: list[bytes] = []
         self._body_size = 0
+
+    def again(self, data: bytes) -> Request | None:
+        """The request that `data` is, if its head is the last one's. None: `feed` it."""
+        if self.stage != IDLE or (body := self._known.body_of(data)) is None or len(body) > self._limits.body_bytes:
+            return None
+        last = self._known.meaning
+        assert last is not None
+        return Request(
+            last.method, last.path, query=last.query, head=last.head, named=last.named, body=body, peer=self._peer
+        )
 
     def feed(self, data: bytes) -> None:
         """Raises Refusal; the reader is of no use after that."""
         self._read_size = len(data)
         self._held += len(data)
+        between = self.stage == IDLE and not self.requests
         try:
             taken = self._parse(data)
             if taken is not None:
                 self._parse_without_upgrade(memoryview(data), taken)
+            elif between and self.stage == IDLE and len(self.requests) == 1:
+                self._learn(data, self.requests[0])
         except httptools.HttpParserError as error:
             if self.last:
                 return
@@ -106,8 +123,18 @@ class RequestReader:
             rest = rest[taken:]
             self._parser = httptools.HttpRequestParser(self)
             first = b"%b %b HTTP/%b" % (self._method.encode(), self._url, b"1.0" if self._http10 else b"1.1")
-            self._parse(head_lines((first,), self._headers, _UPGRADE) + CRLF + CRLF)
+            self._parse(first + header_lines(self._headers, _UPGRADE) + CRLF + CRLF)
             taken = self._parse(rest)
+
+    def _learn(self, data: bytes, whole: Incoming) -> None:
+        if whole.keep_alive and not whole.http10:
+            self._known.learn(data, self._request(b""))
+
+    def _request(self, body: bytes) -> Request:
+        path, query = self._target
+        return Request(
+            self._method, path, query=query, head=self._headers, named=self._named, body=body, peer=self._peer
+        )
 
     # -- parser
 
@@ -141,6 +168,8 @@ class RequestReader:
             self._upgrade = True
             return
         self._target = split_target(self._url, self._method, headers)
+        self._named = named = dict(reversed(headers))
+        named.pop(b"content-length", None)
         length, self.owes_continue = check_framing(headers, http10=self._http10)
         if length > self._limits.body_bytes:
             raise self._too_large()
@@ -159,10 +188,8 @@ class RequestReader:
             return
         parts = self._parts
         body = parts[0] if len(parts) == 1 else b"".join(parts)
-        path, query = self._target
-        request = Request(self._method, path, query=query, headers=self._headers, body=body, peer=self._peer)
         keep_alive = self._parser.should_keep_alive()
-        self.requests.append(Incoming(request, self._http10, keep_alive))
+        self.requests.append(Incoming(self._request(body), self._http10, keep_alive))
         self.last = not keep_alive
         self.owes_continue = False
         self.stage = IDLE

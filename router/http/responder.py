@@ -7,7 +7,7 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 
-from router.http.messages import HOP_BY_HOP, ONE_WRITE_BYTES, Header, head_lines, status_line
+from router.http.messages import HOP_BY_HOP, ONE_WRITE_BYTES, Header, header_lines, status_line
 
 _RESET = struct.pack("ii", 1, 0)  # struct linger: on, 0 s
 
@@ -53,15 +53,20 @@ class Responder:
 
     def send(self, status: int, headers: Sequence[Header], body: bytes) -> None:
         """The whole answer in one write. Length, coding and connection headers are made here, passed ones dropped."""
+        if self._live:
+            self.send_lines(status, header_lines(headers, HOP_BY_HOP), body)
+
+    def send_lines(self, status: int, lines: bytes, body: bytes) -> None:
+        """`send` with headers that are written already (`header_lines`), none of them of this connection."""
         if not self._live:
             return
         assert not self.started, "the answer has started"
-        block = head_lines((status_line(status),), headers, HOP_BY_HOP)
         self.started = True
         length = b"" if status == 204 or (self._head_only and not body) else b"\r\ncontent-length: %d" % len(body)
         if self._head_only or status in (204, 304):
             body = b""
-        head = b"".join((block, length, self._connection_line(), b"\r\n\r\n"))
+        connection = b"" if self.keep_alive and not self.http10 else self._connection_line()
+        head = b"%b%b%b%b\r\n\r\n" % (status_line(status), lines, length, connection)
         if len(body) <= ONE_WRITE_BYTES:
             self._write(head + body)
         else:
@@ -70,17 +75,21 @@ class Responder:
 
     def start(self, status: int, headers: Sequence[Header]) -> None:
         """Begin an answer of unknown length: chunked, or for HTTP/1.0 ended by closing the connection."""
+        if self._live:
+            self.start_lines(status, header_lines(headers, HOP_BY_HOP))
+
+    def start_lines(self, status: int, lines: bytes) -> None:
+        """`start` with headers that are written already (`header_lines`), none of them of this connection."""
         if not self._live:
             return
         assert not self.started, "the answer has started"
-        block = head_lines((status_line(status),), headers, HOP_BY_HOP)
         self.started = True
         self._silent = self._head_only or status in (204, 304)
         self._chunked = not (self.http10 or self._silent)
         if self.http10:
             self.keep_alive = False
         coding = b"\r\ntransfer-encoding: chunked" if self._chunked else b""
-        self._write(b"".join((block, coding, self._connection_line(), b"\r\n\r\n")))
+        self._write(b"%b%b%b%b\r\n\r\n" % (status_line(status), lines, coding, self._connection_line()))
 
     def write(self, data: bytes) -> None:
         """One piece of the body. An empty one is nothing: an empty chunk would end the answer."""

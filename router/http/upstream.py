@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import httptools
 
 from router.errors import EngineError, EngineProtocolError, EngineUnreachable
+from router.http.known_head import KnownHead
 from router.http.messages import Header, lower_names
 
 _KEEP_ALIVE_TIMEOUT = re.compile(rb"timeout\s*=\s*(\d{1,6})", re.IGNORECASE).search
@@ -28,8 +29,25 @@ class Receiver(Protocol):
     def on_end(self) -> None: ...
 
     def on_error(self, error: EngineError) -> None:
-        """EngineUnreachable: no connection, or lost before an answer. EngineProtocolError: malformed, or cut short."""
+        """Three cases, of which only the first has surely left no trace at the engine.
+
+        EngineUnreachable, code engine_unreachable: no connection.
+        EngineUnreachable, code engine_no_answer: the connection was lost before an answer.
+        EngineProtocolError: the answer is malformed, or cut short.
+        """
         ...
+
+
+class Head(NamedTuple):
+    """Of an answer with a length; `length_at`: the place of that header in `headers`."""
+
+    status: int
+    headers: list[Header]
+    length_at: int
+    keep_alive_s: float | None
+
+
+KnownAnswer = KnownHead[Head]
 
 
 class Exchange:
@@ -100,13 +118,15 @@ class ClientProtocol(asyncio.Protocol):
 
     __slots__ = (
         "_complete", "_exchange", "_fields", "_fresh", "_head_due", "_head_limit", "_headers", "_held",
-        "_keep", "_owner", "_parser", "_parts", "_status", "_transport", "_until_close", "_version_known",
+        "_keep", "_known", "_owner", "_parser", "_parts", "_status", "_transport", "_until_close", "_version_known",
         "alive", "idle_since", "keep_alive_s",
     )  # fmt: skip
 
-    def __init__(self, owner: Owner, head_limit: int) -> None:
+    def __init__(self, owner: Owner, head_limit: int, *, known: KnownAnswer | None = None) -> None:
+        """`known`: shared by the connections to one engine."""
         self._owner = owner
         self._head_limit = head_limit
+        self._known = known or KnownAnswer(head_limit)
         self._exchange: Exchange | None = None
         self._parts: list[bytes] = []
         self._fields: list[Header] = []  # as they came; trailer fields end here too, and are dropped
@@ -177,8 +197,11 @@ class ClientProtocol(asyncio.Protocol):
         if exchange is None:  # nobody asked: whatever it is, it must not become the next answer
             self.drop()
             return
-        self._fresh = False
         exchange.parts = ()
+        fresh, self._fresh = self._fresh, False
+        if fresh and not exchange.head_only and (body := self._known.body_of(data)) is not None:
+            self._deliver_known(exchange, body)
+            return
         self._held += len(data)
         fault: EngineError | None = None
         try:
@@ -187,7 +210,16 @@ class ClientProtocol(asyncio.Protocol):
             fault = _fault_of(error)
         if self._held > self._head_limit:
             fault = EngineProtocolError("The engine's answer has an oversized head.")
+        if fresh and self._keep and fault is None and not exchange.head_only:
+            self._learn(data)
         self._deliver(exchange, fault)
+
+    def _learn(self, data: bytes) -> None:
+        """`data` is all of an answer, unless an interim one came before it, which has another status."""
+        names = [name for name, _ in self._headers]
+        if self._status == 200 and data[9:12] == b"200" and b"content-length" in names:
+            at = names.index(b"content-length")
+            self._known.learn(data, Head(200, self._headers, at, self.keep_alive_s))
 
     def eof_received(self) -> None:
         self.alive = False  # at once: the transport says so only in the loop's next turn
@@ -208,7 +240,7 @@ class ClientProtocol(asyncio.Protocol):
         elif exchange.reused:
             self._owner.retry(exchange)
         else:
-            exchange.fail(EngineUnreachable("The engine closed the connection without an answer.", detail=repr(exc)))
+            exchange.fail(no_answer(repr(exc)))
 
     # -- parser
 
@@ -294,6 +326,21 @@ class ClientProtocol(asyncio.Protocol):
             self.drop()
             exchange.fail(fault)
 
+    def _deliver_known(self, exchange: Exchange, body: bytes) -> None:
+        """A whole answer whose head is known: what the parser's callbacks and `_deliver` would have come to."""
+        receiver, head = exchange.receiver, self._known.meaning
+        assert receiver is not None, "a connection holds an exchange only while it runs"
+        assert head is not None, "it gave the body"
+        status, known, length_at, self.keep_alive_s = head
+        headers = known.copy()
+        headers[length_at] = (b"content-length", b"%d" % len(body))
+        self._keep = True
+        receiver.on_head(status, headers)
+        if body and self._exchange is exchange:
+            receiver.on_data(body)
+        if self._exchange is exchange:
+            self._finish(exchange)
+
     def _finish(self, exchange: Exchange) -> None:
         receiver, exchange.receiver = exchange.receiver, None
         exchange.connection = None
@@ -307,6 +354,11 @@ class ClientProtocol(asyncio.Protocol):
             self.drop()
         if receiver is not None:
             receiver.on_end()
+
+
+def no_answer(detail: str = "") -> EngineUnreachable:
+    message = "The engine closed the connection without an answer."
+    return EngineUnreachable(message, code="engine_no_answer", detail=detail)
 
 
 def _fault_of(error: Exception) -> EngineError:

@@ -13,6 +13,7 @@ import secrets
 import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs
@@ -283,7 +284,7 @@ class SimEngineServer:
         _send(responder, 200, {"status": "awake", "tags": None})
 
     def _tokenize(self, request: Request, responder: Responder) -> None:
-        self._own(_rejecting(self._answer_tokenize(request, responder), responder))
+        self._own(_rejecting(partial(self._answer_tokenize, request, responder), responder))
 
     async def _answer_tokenize(self, request: Request, responder: Responder) -> None:
         wanted = read_tokenize(request.body)
@@ -294,17 +295,17 @@ class SimEngineServer:
         _send(responder, 200, {"count": len(tokens), "max_model_len": most, "tokens": tokens, "token_strs": strings})
 
     def _detokenize(self, request: Request, responder: Responder) -> None:
-        self._own(_rejecting(self._answer_detokenize(request, responder), responder))
+        self._own(_rejecting(partial(self._answer_detokenize, request, responder), responder))
 
     async def _answer_detokenize(self, request: Request, responder: Responder) -> None:
         text = await asyncio.to_thread(self._chat.decode, read_detokenize(request.body).tokens)
         _send(responder, 200, {"prompt": text})
 
     def _chat_completions(self, request: Request, responder: Responder) -> None:
-        self._own(_rejecting(self._complete(request, responder, chat=True), responder))
+        self._own(_rejecting(partial(self._complete, request, responder, chat=True), responder))
 
     def _completions(self, request: Request, responder: Responder) -> None:
-        self._own(_rejecting(self._complete(request, responder, chat=False), responder))
+        self._own(_rejecting(partial(self._complete, request, responder, chat=False), responder))
 
     async def _complete(self, request: Request, responder: Responder, *, chat: bool) -> None:
         began = asyncio.get_running_loop().time()
@@ -337,10 +338,10 @@ class SimEngineServer:
         return session
 
 
-async def _rejecting(work: Awaitable[None], responder: Responder) -> None:
+async def _rejecting(work: Callable[[], Awaitable[None]], responder: Responder) -> None:
     """What `work` rejects becomes the answer; a body that nobody foresaw is answered too, as by vLLM."""
     try:
-        await work
+        await work()
     except Rejected as rejected:
         _send(responder, rejected.status, rejected.body)
     except Exception as error:

@@ -14,7 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from math import inf
 from typing import Generic, TypeVar
+
+import msgspec
 
 LEASE_FACTOR = 5
 LEASE_EXTRA_S = 30.0
@@ -25,39 +28,25 @@ Owner = TypeVar("Owner")
 Bucket = dict[int, "Record[Owner]"]
 
 
-class Record(Generic[Owner]):
+class Record(msgspec.Struct, Generic[Owner], eq=False):
     """One request on one rank. `owner` is what whoever booked wants back at `release`."""
 
-    __slots__ = (
-        "at",
-        "booked",
-        "bucket",
-        "id",
-        "kv_tokens",
-        "last_key",
-        "owner",
-        "prefill_tokens",
-        "prefill_us",
-        "streams",
-    )
-
-    def __init__(self, id: int, booked: Booked[Owner], owner: Owner, *, at: float, streams: bool) -> None:
-        self.id = id
-        self.booked = booked
-        self.owner = owner
-        self.at = at
-        self.streams = streams
-        self.prefill_us = 0
-        self.prefill_tokens = 0
-        self.kv_tokens = 0
-        self.last_key: int | None = None
-        self.bucket: Bucket[Owner] | None = None
+    id: int
+    booked: Booked[Owner]
+    owner: Owner
+    at: float
+    streams: bool
+    prefill_us: int
+    prefill_tokens: int
+    kv_tokens: int
+    last_key: int | None
+    bucket: Bucket[Owner] | None = None  # where its deadline lies
 
 
 class Booked(Generic[Owner]):
     """Totals of one rank: what has been placed there and not been taken back."""
 
-    __slots__ = ("awaited", "head_since", "kv_tokens", "prefill_tokens", "prefill_us", "prefills", "requests")
+    __slots__ = ("awaited", "head", "head_since", "kv_tokens", "prefill_tokens", "prefill_us", "prefills", "requests")
 
     def __init__(self) -> None:
         self.requests = 0
@@ -65,14 +54,15 @@ class Booked(Generic[Owner]):
         self.prefill_tokens = 0
         self.prefill_us = 0
         self.prefills: Bucket[Owner] = {}  # by age: engines admit first come, first served
-        self.awaited: dict[int, Bucket[Owner]] = {}  # a prompt's last whole block -> whose prefill ends with it
+        self.head: Record[Owner] | None = None  # the oldest of `prefills`
         self.head_since = 0.0
+        self.awaited: dict[int, Bucket[Owner]] = {}  # a prompt's last whole block -> whose prefill ends with it
 
     def prefill_ms(self, now: float) -> float:
         """Booked work not past its first token, less what the engine must have done of the oldest by now."""
-        if not self.prefills:
+        head = self.head
+        if head is None:
             return 0.0
-        head = next(iter(self.prefills.values()))
         started = self.head_since if self.head_since > head.at else head.at
         done_us = int((now - started) * 1e6)
         if done_us > head.prefill_us:
@@ -85,6 +75,8 @@ class Booked(Generic[Owner]):
         self.prefill_tokens += record.prefill_tokens
         self.prefill_us += record.prefill_us
         self.prefills[record.id] = record
+        if self.head is None:
+            self.head = record
         if record.last_key is not None:
             self.awaited.setdefault(record.last_key, {})[record.id] = record
 
@@ -93,6 +85,8 @@ class Booked(Generic[Owner]):
         if self.prefills.pop(record.id, None) is None:
             return False
         self.head_since = now
+        if self.head is record:
+            self.head = next(iter(self.prefills.values()), None)
         self.prefill_tokens -= record.prefill_tokens
         self.prefill_us -= record.prefill_us
         if record.last_key is not None:
@@ -112,6 +106,7 @@ class Bookings(Generic[Owner]):
     """All bookings by id. `first_id` should differ between runs: a relay may still hold ids of the one before."""
 
     def __init__(self, *, first_id: int = 1) -> None:
+        self.due = inf  # `sweep` has nothing to do before
         self._next_id = first_id
         self._records: dict[int, Record[Owner]] = {}
         self._buckets: dict[int, Bucket[Owner]] = {}
@@ -133,15 +128,13 @@ class Bookings(Generic[Owner]):
         streams: bool = True,
     ) -> Record[Owner]:
         """`last_key`: the prompt's last whole block, if events can show it. `prefill_ms`: without the queue."""
-        record = Record(self._next_id, booked, owner, at=now, streams=streams)
-        self._next_id += 1
-        record.prefill_us = round(prefill_ms * 1e3)
-        record.prefill_tokens = prefill_tokens
-        record.kv_tokens = kv_tokens
-        record.last_key = last_key
+        id = self._next_id
+        self._next_id = id + 1
+        prefill_us = round(prefill_ms * 1e3)
+        record = Record(id, booked, owner, now, streams, prefill_us, prefill_tokens, kv_tokens, last_key)
         predicted_s = (booked.prefill_ms(now) + prefill_ms) / 1e3
         booked.add(record)
-        self._records[record.id] = record
+        self._records[id] = record
         self._set_deadline(record, now + (LEASE_FACTOR * predicted_s + LEASE_EXTRA_S if streams else predicted_s))
         return record
 
@@ -166,8 +159,8 @@ class Bookings(Generic[Owner]):
         return record
 
     def sweep(self, now: float) -> Sequence[Record[Owner]]:
-        """Ends the prefills whose time is up; returns those whose lease ran out. One comparison when none is due."""
-        if not self._ticks or self._ticks[0] * TICK_S > now:
+        """Ends the prefills whose time is up; returns those whose lease ran out. One comparison when none is `due`."""
+        if now < self.due:
             return ()
         overdue: list[Record[Owner]] = []
         while self._ticks and self._ticks[0] * TICK_S <= now:
@@ -175,6 +168,7 @@ class Bookings(Generic[Owner]):
                 self._end_prefill(record, now)
                 if record.streams:
                     overdue.append(record)
+        self.due = self._ticks[0] * TICK_S if self._ticks else inf
         return overdue
 
     def _end_prefill(self, record: Record[Owner], now: float) -> bool:
@@ -187,6 +181,7 @@ class Bookings(Generic[Owner]):
         if bucket is None:
             bucket = self._buckets[tick] = {}
             heappush(self._ticks, tick)
+            self.due = self._ticks[0] * TICK_S
         bucket[record.id] = record
         record.bucket = bucket
 

@@ -7,9 +7,8 @@ release   booking back → what was delivered against what was said: confidence,
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 
 import msgspec
 
@@ -18,7 +17,7 @@ from router.errors import NoEngine
 from router.routing.bookings import Bookings, Record
 from router.routing.decide import LEAST_BOOKED, decide
 from router.routing.fleet import Fleet, Rank
-from router.routing.holdings import Hit, Holdings
+from router.routing.holdings import Holdings, promised_tokens
 from router.routing.index import BlockIndex
 from router.routing.recent import RecentDispatches
 from router.routing.sent import SentIndex
@@ -36,19 +35,15 @@ RECEIPT_CANDIDATES = 16
 _NO_KEYS: Sequence[int] = ()
 
 
-class Placed:
+class Placed(msgspec.Struct, eq=False):
     """What is remembered of a booking until it is released."""
 
-    __slots__ = ("alone", "domain", "hit_tokens", "keys", "promised_tokens", "rank", "streams")
-
-    def __init__(self, ask: Ask, rank: Rank, keys: Sequence[int], hit: Hit) -> None:
-        self.rank = rank
-        self.domain = ask.domain
-        self.streams = ask.stream
-        self.keys = keys
-        self.hit_tokens = hit.hit_tokens
-        self.promised_tokens = hit.promised_tokens
-        self.alone = rank.booked.requests == 0
+    rank: Rank
+    ask: Ask
+    keys: Sequence[int]
+    hit_tokens: int
+    promised_tokens: int
+    alone: bool
 
 
 class Brain:
@@ -84,7 +79,7 @@ class Brain:
         self._decided = decided
         self._clock = clock
         self._dice = dice
-        self._receipts: OrderedDict[str, Decision] = OrderedDict()
+        self._receipts: deque[tuple[str, Decision]] = deque(maxlen=RECEIPTS)
         unknown = {default_policy, *self._by_model.values()} - set(policies)
         if unknown:
             raise ValueError(f"no such policy: {', '.join(sorted(unknown))}")
@@ -97,10 +92,11 @@ class Brain:
 
     def place_now(self, ask: Ask) -> Booking:
         now = self._clock()
-        self.sweep(now)
-        decision, hits = self._decide(ask, now)
-        self._remember(ask.request_id, decision)
-        booking = self._book(ask, decision, hits, now)
+        if now >= self._bookings.due:
+            self.sweep(now)
+        decision = self._decide(ask, now)
+        self._receipts.append((ask.request_id, _short(decision)))
+        booking = self._book(ask, decision, now)
         self._decided((self._clock() - now) * 1e6)
         return booking
 
@@ -113,27 +109,27 @@ class Brain:
         now = self._clock()
         record = self._bookings.release(booking_id, now)
         if record is not None:
-            self._note_health(record.owner, outcome, now)
+            self._note_health(record, outcome, now)
             self._learn(record.owner, outcome)
 
     async def explain(self, ask: Ask) -> Decision:
-        return self._decide(ask, self._clock())[0]
+        return self._decide(ask, self._clock())
 
     # --- for the live view
 
     def receipt(self, request_id: str) -> Decision | None:
-        """How one of the last requests was decided."""
-        return self._receipts.get(request_id)
+        """How one of the last requests was decided, the last time if it was placed more than once."""
+        return next((decision for id, decision in reversed(self._receipts) if id == request_id), None)
 
     def sweep(self, now: float) -> None:
-        """Ends bookings' prefills whose time is up. Called by every `place`."""
+        """Ends bookings' prefills whose time is up. `place` calls it when one is due."""
         for record in self._bookings.sweep(now):
             rank = record.owner.rank
             self._fleet.suspect(rank, f"no first token for {now - record.at:.0f} s", now=now)
 
     # --- deciding
 
-    def _decide(self, ask: Ask, now: float) -> tuple[Decision, dict[Rank, Hit]]:
+    def _decide(self, ask: Ask, now: float) -> Decision:
         ranks, filtered = self._fleet.candidates(ask, now=now)
         if not ranks:
             raise NoEngine(
@@ -141,11 +137,10 @@ class Brain:
                 detail="; ".join(f"{rank}: {why}" for rank, why in filtered.items()),
                 retry_after_s=RETRY_AFTER_S,
             )
-        holdings = Holdings(ask, self._index, self._recent)
-        hits = {rank: holdings.hit(rank) for rank in ranks}
+        candidates = Holdings(ask, self._index, self._recent).candidates(ranks, now)
         name = self._policy_for(ask)
         decision = decide(
-            _snapshot(ask, tuple([_candidate(rank, hit, now) for rank, hit in hits.items()]), now),
+            _snapshot(ask, candidates, now),
             self._policies[name],
             name=name,
             dice=self._dice,
@@ -154,7 +149,7 @@ class Brain:
         )
         if decision.policy == LEAST_BOOKED:
             self.policy_failures[name] = self.policy_failures.get(name, 0) + 1
-        return decision, hits
+        return decision
 
     def _policy_for(self, ask: Ask) -> str:
         if ask.policy is not None and ask.policy in self._policies:
@@ -163,28 +158,31 @@ class Brain:
 
     # --- booking
 
-    def _book(self, ask: Ask, decision: Decision, hits: Mapping[Rank, Hit], now: float) -> Booking:
-        chosen, prompt = decision.chosen, ask.prompt
+    def _book(self, ask: Ask, decision: Decision, now: float) -> Booking:
+        chosen, prompt = decision.scored[0].candidate, ask.prompt
         rank = self._fleet.rank(chosen.instance, chosen.rank)
         assert rank is not None  # nothing has run since it was a candidate
-        hit, size = hits[rank], rank.block_size
+        tokens, size, booked = prompt.tokens, rank.block_size, rank.booked
         keys = prompt.keys.get(size, _NO_KEYS)
-        uncached = prompt.tokens - hit.hit_tokens
+        uncached = tokens - chosen.hit_tokens
+        promised = promised_tokens(rank, chosen, tokens)
         record = self._bookings.book(
-            rank.booked,
-            Placed(ask, rank, keys, hit),
+            booked,
+            Placed(rank, ask, keys, chosen.hit_tokens, promised, booked.requests == 0),
             now=now,
-            prefill_ms=chosen.rates.prefill_ms(uncached, prompt.tokens),
+            prefill_ms=chosen.rates.prefill_ms(uncached, tokens),
             prefill_tokens=uncached,
-            kv_tokens=prompt.tokens + _output_tokens(ask) * ask.choices,
-            last_key=_last_new_key(rank, prompt, keys, hit, size),
+            kv_tokens=tokens + _output_tokens(ask) * ask.choices,
+            last_key=_last_new_key(rank, prompt, keys, chosen.held_tokens),
             streams=ask.stream,
         )
         rank.recent.add(uncached, now)
-        self._note_dispatch(rank, ask, keys, size, uncached_tokens=uncached)
+        self._note_dispatch(rank, ask, keys, size, now=now, uncached_tokens=uncached)
         return _booking(ask, decision, rank, record)
 
-    def _note_dispatch(self, rank: Rank, ask: Ask, keys: Sequence[int], size: int, *, uncached_tokens: int) -> None:
+    def _note_dispatch(
+        self, rank: Rank, ask: Ask, keys: Sequence[int], size: int, *, now: float, uncached_tokens: int
+    ) -> None:
         """What it was sent is as good as held there: until events say so, or for good where there are none."""
         prompt = ask.prompt
         rank.dispatches += 1
@@ -194,27 +192,36 @@ class Brain:
             return
         if not rank.slot_is_assumed:
             if prompt.exact:
-                rank.confidence.dispatched(uncached_tokens // size)
+                rank.confidence.dispatched(uncached_tokens // size, at=now)
         elif keys:
             self._sent.sent(rank.slot, keys)
 
     # --- learning
 
-    def _note_health(self, placed: Placed, outcome: Outcome, now: float) -> None:
-        rank = placed.rank
+    def _note_health(self, record: Record[Placed], outcome: Outcome, now: float) -> None:
+        rank = record.owner.rank
         if outcome.ttft_s is not None or outcome.finish == "complete":
             self._fleet.trust(rank)
-        elif outcome.finish == "upstream_failed":
-            self._recent.forget(rank.target)  # it may never have begun what siblings would be sent after
+            return
+        self._excuse(rank, record)
+        if outcome.finish == "upstream_failed":
+            ask = record.owner.ask  # it may never have begun what siblings would be sent after
+            self._recent.withdraw(ask.domain, rank.target, record.owner.keys, text_keys=ask.prompt.text_keys)
             if outcome.error in UNREACHABLE:
                 self._fleet.suspect(rank, "refused a connection", now=now, for_s=UNREACHABLE_S)
+
+    def _excuse(self, rank: Rank, record: Record[Placed]) -> None:
+        """What was given up before its first token need not show in events."""
+        if rank.confidence is not None:
+            head = rank.booked.head
+            rank.confidence.withdrawn(record.at, next_at=head.at if head is not None else None)
 
     def _learn(self, placed: Placed, outcome: Outcome) -> None:
         rank, delivered = placed.rank, outcome.delivered_hit_tokens
         if delivered is not None and not rank.peers:
             rank.hits.add(placed.hit_tokens, delivered)
             self._correct(placed, delivered)
-        if placed.alone and placed.streams and outcome.ttft_s is not None and outcome.finish == "complete":
+        if placed.alone and placed.ask.stream and outcome.ttft_s is not None and outcome.finish == "complete":
             cached = placed.hit_tokens if delivered is None else delivered
             tokens = outcome.input_tokens
             ttft_ms = (outcome.ttft_s - outcome.queue_s) * 1e3
@@ -237,17 +244,10 @@ class Brain:
             if rank.hits.delivered_tokens:  # it does cache: what it has just computed is held, whatever was before
                 self._sent.sent(slot, keys)
         elif delivered >= placed.hit_tokens + size:
-            self._recent.insert(placed.domain, rank.target, keys[: delivered // size], size)
-
-    def _remember(self, request_id: str, decision: Decision) -> None:
-        if len(decision.scored) > RECEIPT_CANDIDATES:
-            decision = msgspec.structs.replace(decision, scored=decision.scored[:RECEIPT_CANDIDATES])
-        self._receipts[request_id] = decision
-        if len(self._receipts) > RECEIPTS:
-            self._receipts.popitem(last=False)
+            self._recent.insert(placed.ask.domain, rank.target, keys[: delivered // size], size)
 
 
-# The nouns below are made for every request, by position: by keyword, a `Candidate` takes nine times as long (1.2 µs).
+# The nouns below are made for every request, by position: by keyword that takes several times as long.
 
 
 def _snapshot(ask: Ask, candidates: tuple[Candidate, ...], now: float) -> Snapshot:
@@ -266,33 +266,24 @@ def _snapshot(ask: Ask, candidates: tuple[Candidate, ...], now: float) -> Snapsh
     )
 
 
-def _candidate(rank: Rank, hit: Hit, now: float) -> Candidate:
-    instance, booked, load = rank.instance, rank.booked, rank.load
-    return Candidate(
-        instance.id,
-        rank.rank,
-        hit.hit_tokens,
-        hit.held_tokens,
-        hit.confidence,
-        hit.expected_tokens,
-        booked.requests,
-        booked.prefill_ms(now),
-        booked.prefill_tokens,
-        booked.kv_tokens,
-        load.running,
-        load.waiting,
-        load.kv_usage,
-        now - load.at,
-        rank.capacity_tokens,
-        rank.factor.rates,
-        instance.labels,
-        len(booked.prefills),
-        int(rank.recent.tokens(now)),
-    )
+def _short(decision: Decision) -> Decision:
+    """What is kept of it as a receipt."""
+    scored = decision.scored
+    if len(scored) <= RECEIPT_CANDIDATES:
+        return decision
+    return msgspec.structs.replace(decision, scored=scored[:RECEIPT_CANDIDATES])
 
 
 def _booking(ask: Ask, decision: Decision, rank: Rank, record: Record[Placed]) -> Booking:
-    instance, facts, chosen = rank.instance, rank.facts, decision.chosen
+    instance, facts = rank.instance, rank.facts
+    best_hit_tokens = 0
+    others: dict[str, None] = {}
+    for scored in decision.scored:
+        candidate = scored.candidate
+        if candidate.hit_tokens > best_hit_tokens:
+            best_hit_tokens = candidate.hit_tokens
+        others[candidate.instance] = None
+    del others[instance.id]
     return Booking(
         record.id,
         ask.request_id,
@@ -303,12 +294,12 @@ def _booking(ask: Ask, decision: Decision, rank: Rank, record: Record[Placed]) -
         instance.engine,
         facts.rank_targeting and facts.ranks > 1,
         ask.prompt.tokens,
-        decision.best_hit_tokens,
-        chosen.hit_tokens,
+        best_hit_tokens,
+        record.owner.hit_tokens,
         record.prefill_us / 1e3,
         record.owner.alone,
         decision.policy,
-        _further(decision, instance.id) if len(decision.scored) > 1 else (),
+        tuple(others)[:FURTHER_ATTEMPTS],
     )
 
 
@@ -323,15 +314,8 @@ def _why_not_by_cache(prompt: Prompt) -> str:
     return f"{prompt.source}: {prompt.reason}" if prompt.reason else ""
 
 
-def _last_new_key(rank: Rank, prompt: Prompt, keys: Sequence[int], hit: Hit, size: int) -> int | None:
+def _last_new_key(rank: Rank, prompt: Prompt, keys: Sequence[int], held: Mapping[str, int]) -> int | None:
     """The last whole block, if its event will tell that the prefill is over: nothing follows it, and it is not held."""
     if rank.slot_is_assumed or not keys or not prompt.exact:
         return None
-    held = hit.held_tokens
-    return keys[-1] if not held or max(held.values()) < len(keys) * size else None
-
-
-def _further(decision: Decision, chosen: str) -> tuple[str, ...]:
-    others = dict.fromkeys(scored.candidate.instance for scored in decision.scored)
-    others.pop(chosen, None)
-    return tuple(islice(others, FURTHER_ATTEMPTS))
+    return keys[-1] if not held or max(held.values()) < len(keys) * rank.block_size else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 
 from router.core import Candidate, Cost, Decision, HitRule, Policy, Scored, Snapshot
@@ -34,12 +34,16 @@ def decide(
     reason: str = "",
 ) -> Decision:
     """The candidates, best first. If the policy breaks a promise, `least_booked` steps in and `reason` says so."""
-    costs, broken = _costs(snapshot, policy)
+    candidates = snapshot.candidates
+    try:
+        costs = policy.costs(snapshot)
+        broken = _broken(costs, len(candidates))
+    except Exception as error:  # a stranger's code: whatever it does, the request is served
+        broken = type(error).__name__
     if broken:
         costs = least_booked(snapshot)
         reason = "; ".join(part for part in (f"policy {name}: {broken}", reason) if part)
         name = LEAST_BOOKED
-    candidates = snapshot.candidates
     scored = tuple([Scored(candidates[i], costs[i]) for i in _order(candidates, costs, dice)])
     return Decision(name, scored, {} if filtered is None else filtered, reason)
 
@@ -51,42 +55,29 @@ def least_booked(snapshot: Snapshot) -> list[Cost]:
     ]
 
 
-def _costs(snapshot: Snapshot, policy: Policy) -> tuple[Sequence[Cost], str]:
-    """The policy's answer, and what is wrong with it."""
-    try:
-        costs = policy.costs(snapshot)
-        if len(costs) != len(snapshot.candidates):
-            return (), f"{len(costs)} costs for {len(snapshot.candidates)} candidates"
-        for cost in costs:
-            if not isinstance(cost, Cost) or not 0 <= cost.value < inf:
-                return (), f"a cost that is {getattr(cost, 'value', cost)!r}"
-    except Exception as error:  # a stranger's code: whatever it does, the request is served
-        return (), type(error).__name__
-    return costs, ""
+def _broken(costs: Sequence[Cost], expected: int) -> str:
+    """What is wrong with a policy's answer; empty if nothing is."""
+    if len(costs) != expected:
+        return f"{len(costs)} costs for {expected} candidates"
+    for cost in costs:
+        if not isinstance(cost, Cost) or not 0 <= cost.value < inf:
+            return f"a cost that is {getattr(cost, 'value', cost)!r}"
+    return ""
 
 
 def _order(candidates: Sequence[Candidate], costs: Sequence[Cost], dice: random.Random) -> list[int]:
+    """Cheapest first. Of those that tie for it, the cache least turned over by recent work goes first."""
     values = [cost.value for cost in costs]
-    order = sorted(range(len(values)), key=values.__getitem__)
-    if len(order) == 1:
-        return order
-    best = costs[order[0]]
-    limit = best.value + (TIE_MS if best.unit == "ms" else 0.0)
-    if values[order[1]] > limit:
-        return order
-    tied = 2
-    while tied < len(order) and values[order[tied]] <= limit:
-        tied += 1
-    return sorted(order[:tied], key=_tie_break(candidates, dice)) + order[tied:]
-
-
-def _tie_break(candidates: Sequence[Candidate], dice: random.Random) -> Callable[[int], tuple[float, float]]:
-    """The cache least turned over by recent work goes first, measured by its capacity where all are known."""
-    relative = all([c.capacity_tokens for c in candidates])
-
-    def key(index: int) -> tuple[float, float]:
-        candidate = candidates[index]
-        recent = candidate.recent_tokens / candidate.capacity_tokens if relative else float(candidate.recent_tokens)
-        return recent, dice.random()
-
-    return key
+    best = min(values)
+    limit = best + TIE_MS if costs[values.index(best)].unit == "ms" else best
+    by_share = all([c.capacity_tokens for c in candidates])  # of the cache, where all are known
+    rows: list[tuple[float, float, float, int]] = []
+    for i, value in enumerate(values):
+        if value > limit:
+            rows.append((value, 0.0, 0.0, i))
+        else:
+            c = candidates[i]
+            wear = c.recent_tokens / c.capacity_tokens if by_share else c.recent_tokens
+            rows.append((-1.0, wear, dice.random(), i))
+    rows.sort()
+    return [row[3] for row in rows]

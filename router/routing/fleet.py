@@ -87,7 +87,7 @@ class Rank:
     capacity_tokens: int  # 0: unknown
     fits_tokens: float  # the longest prompt it can serve
 
-    def __init__(self, instance: Instance, rank: int, *, rates: Rates, now: float) -> None:
+    def __init__(self, instance: Instance, rank: int, *, rates: Rates | None, now: float) -> None:
         self.id = f"{instance.id}/{rank}"
         self.target = (instance.id, rank)
         self.rank = rank
@@ -176,7 +176,7 @@ class Fleet:
             for rank in known:
                 rank.take(instance, rank.facts)
         else:
-            self._members[instance.id] = [Rank(instance, 0, rates=rates or Rates(), now=now)]
+            self._members[instance.id] = [Rank(instance, 0, rates=rates, now=now)]
         self._changed()
 
     def remove(self, instance_id: str) -> Sequence[Rank]:
@@ -214,7 +214,7 @@ class Fleet:
         return gone
 
     def _sibling(self, first: Rank, number: int, now: float) -> Rank:
-        rank = Rank(first.instance, number, rates=first.factor.prior, now=now)
+        rank = Rank(first.instance, number, rates=first.factor.configured, now=now)
         rank.health, rank.reason = first.health, first.reason
         return rank
 

@@ -2,70 +2,77 @@
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, inf
+
+import msgspec
 
 from router.core import Rates
 
-FACTOR_BOUNDS = (0.5, 2.0)
-"""A prior further off than this is a wrong prior, to be mended in the configuration (papers: one factor per worker)."""
+CONFIGURED_BOUNDS = (0.5, 2.0)
+"""What an operator says of an engine is corrected so far; beyond it the configuration is to be mended."""
+ASSUMED_BOUNDS = (0.02, 50.0)
+"""Nobody said how fast the engine is: from a rack of B200s to a CPU, it is what it shows itself to be."""
 FACTOR_GAIN = 0.1
 MEASURABLE_MS = 20.0
+MEASURABLE_TOKENS = 256
 """Shorter prefills say more of the network and the engine's step than of its prefill rate."""
 
 PROMISE_GAIN = 0.2
 
 RECENT_S = 100.0
 """Nine of ten reuses of an agent's prefix come within about 100 s (SMetric, arXiv 2607.08565)."""
+FADE_STEP_S = 0.1
+"""A thousandth of it is lost in that time: not worth an exponential for every rank and decision."""
 
 
 class PrefillFactor:
-    """Observed over predicted prefill time: an EWMA of requests that had the rank to themselves."""
+    """Observed over predicted prefill time, of requests that had the rank to themselves: a mean, then an EWMA.
 
-    __slots__ = ("prior", "rates", "value")
+    configured: what the operator said; None where nothing is known of the engine.
+    """
 
-    def __init__(self, prior: Rates) -> None:
-        self.prior = prior
+    __slots__ = ("_bounds", "_observed", "configured", "prior", "rates", "value")
+
+    def __init__(self, configured: Rates | None) -> None:
+        self._bounds = CONFIGURED_BOUNDS if configured is not None else ASSUMED_BOUNDS
+        self._observed = 0
+        self.configured = configured
+        self.prior = configured or Rates()
         self.value = 1.0
-        self.rates = prior
+        self.rates = self.prior
 
     def observe(self, uncached_tokens: int, prompt_tokens: int, *, ttft_ms: float) -> None:
         predicted = self.prior.prefill_ms(uncached_tokens, prompt_tokens)
-        if predicted < MEASURABLE_MS or ttft_ms <= 0:
+        if uncached_tokens < MEASURABLE_TOKENS or max(predicted, ttft_ms) < MEASURABLE_MS or ttft_ms <= 0:
             return
-        low, high = FACTOR_BOUNDS
+        low, high = self._bounds
         ratio = min(high, max(low, (ttft_ms - self.prior.c0_ms) / predicted))
-        self.value += FACTOR_GAIN * (ratio - self.value)
+        self._observed += 1
+        self.value += max(FACTOR_GAIN, 1 / self._observed) * (ratio - self.value)
         self.rates = _scaled(self.prior, self.value)
 
 
 def _scaled(prior: Rates, factor: float) -> Rates:
-    return Rates(
-        c0_ms=prior.c0_ms,
-        c1_ms=prior.c1_ms * factor,
-        c2_ms=prior.c2_ms * factor,
-        c3_ms=prior.c3_ms,
-        c4_ms=prior.c4_ms,
-        host_ms=prior.host_ms,
-        disk_ms=prior.disk_ms,
-        remote_ms=prior.remote_ms,
-    )
+    return msgspec.structs.replace(prior, c1_ms=prior.c1_ms * factor, c2_ms=prior.c2_ms * factor)
 
 
 class Recent:
-    """A sum of tokens that fades with `RECENT_S`."""
+    """A sum of tokens that fades with `RECENT_S`, in steps of `FADE_STEP_S`."""
 
-    __slots__ = ("_at", "_tokens")
+    __slots__ = ("_faded_at", "_tokens")
 
     def __init__(self) -> None:
         self._tokens = 0.0
-        self._at = 0.0
+        self._faded_at = -inf
 
     def add(self, tokens: int, now: float) -> None:
         self._tokens = self.tokens(now) + tokens
-        self._at = now
 
     def tokens(self, now: float) -> float:
-        return self._tokens * exp((self._at - now) / RECENT_S) if self._tokens else 0.0
+        if now - self._faded_at >= FADE_STEP_S:
+            self._tokens *= exp((self._faded_at - now) / RECENT_S)
+            self._faded_at = now
+        return self._tokens
 
 
 class HitRecord:

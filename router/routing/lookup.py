@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from router.routing.depth import Runs, audited
+from router.routing.depth import SHORT, Runs, audited
 from router.routing.slots import GPU, SHARDS, SLOWER, Shards, Slot
 
 
@@ -32,8 +32,7 @@ class Lookup:
                 del self._with_size[size]
             else:
                 self._with_size[size] = mask & ~slot.bit
-        for tier in self._in_tier:
-            self._in_tier[tier] &= ~slot.bit
+        self._in_tier = {tier: users for tier, mask in self._in_tier.items() if (users := mask & ~slot.bit)}
 
     def uses(self, slot: Slot, tier: str) -> None:
         """The slot has something in a tier slower than the GPU."""
@@ -44,8 +43,10 @@ class Lookup:
         members = self._with_size.get(block_size, 0)
         if not members or not keys:
             return []
+        if not self._in_tier and len(keys) <= SHORT:
+            return self._match_short(keys, members)
         runs = self._leading([self._tiers[GPU]], keys, 0, members)
-        slower = self._slower(keys, runs) if any(self._in_tier.values()) else {}
+        slower = self._slower(keys, runs) if self._in_tier else {}
         held: list[tuple[Slot, dict[str, int]]] = []
         for depth, mask in runs:
             while mask:
@@ -57,6 +58,22 @@ class Lookup:
                         tiers.update(slower[bit])
                     held.append((self._slots[bit], tiers))
         return held
+
+    def _match_short(self, keys: Sequence[int], mask: int) -> list[tuple[Slot, dict[str, int]]]:
+        """`match` where every key is read, on the GPU only: what most requests of most fleets come to."""
+        shards, slots = self._tiers[GPU], self._slots
+        held: list[tuple[Slot, dict[str, int]]] = []
+        depth = 0
+        for key in keys:
+            holding = shards[key % SHARDS].get(key, 0) & mask
+            if holding != mask:
+                if depth:
+                    held += _each(slots, mask ^ holding, depth)
+                if not holding:
+                    return held
+                mask = holding
+            depth += 1
+        return held + _each(slots, mask, depth)
 
     def _slower(self, keys: Sequence[int], runs: Runs) -> dict[int, dict[str, int]]:
         """Bit → depth per slower tier, for those that such a tier takes further."""
@@ -115,3 +132,13 @@ class Lookup:
         if broken:
             self.holes += broken.bit_count()
         return runs
+
+
+def _each(slots: Mapping[int, Slot], mask: int, depth: int) -> list[tuple[Slot, dict[str, int]]]:
+    tiers = {GPU: depth}
+    held: list[tuple[Slot, dict[str, int]]] = []
+    while mask:
+        bit = mask & -mask
+        mask ^= bit
+        held.append((slots[bit], tiers))
+    return held

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from router.core import Adapter, EventBatch, EventSource, Instance, KVEvent, Lost, Removed, Stored
+from router.core import Adapter, Cleared, EventBatch, EventSource, Instance, KVEvent, Lost, Removed, Stored
 from router.errors import EngineError
 from router.routing.bookings import Bookings
 from router.routing.fleet import Rank
@@ -48,7 +48,8 @@ class FeedCounts:
 class Reader:
     """Reads `source` until cancelled. `ranks()`: those its instance has now. `shared`: the source speaks for them all.
 
-    `after`: the sequence at which the slots stand already.
+    `after`: the sequence at which the slots stand already. `emptied(rank)` is called when all that a rank held is gone,
+    so that what it was sent before is not counted on either.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Reader:
         clock: Callable[[], float],
         dice: random.Random,
         after: int | None = None,
+        emptied: Callable[[Rank], None] = lambda rank: None,
     ) -> None:
         self._instance = instance
         self._source = source
@@ -77,6 +79,7 @@ class Reader:
         self._clock = clock
         self._dice = dice
         self._last = after
+        self._emptied = emptied
         self._slice_ends = 0.0
 
     async def run(self) -> None:
@@ -167,6 +170,8 @@ class Reader:
         counts.stored += applied.stored
         counts.removed += applied.removed
         counts.ignored += applied.ignored
+        if isinstance(event, Cleared):
+            self._emptied(rank)
         if applied.stored and not rank.dispatches:
             rank.inherited_at = self._clock()
         if rank.booked.awaited and applied.stored and isinstance(event, Stored):
@@ -209,6 +214,7 @@ class Reader:
         if lost.kind == "restart":
             rank.last_seq = None
             rank.restarted_at = self._clock()
+            self._emptied(rank)
         if lost.kind == "restart" or (lost.kind == "gap" and rank.unconfirmed):
             self._index.forget(slot)
             rank.unconfirmed = False

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from router.routing.depth import bisect
+from router.routing.depth import Runs, bisect
 
 Target = tuple[str, int]
 """(instance, rank)"""
@@ -22,11 +22,13 @@ TextKeys = Sequence[tuple[int, int]]
 """(key of the text so far, tokens so far), past the tokens that have block keys."""
 
 GENERATIONS = 4
+DENSE = 64  # of so many blocks, each is written down
 TEXT_KEYS = 256  # of one dispatch
+NAMED = 256  # masks whose targets are remembered: few occur, since most of a fleet was sent the same prefixes
 
 
 def _grid(end: int) -> list[int]:
-    counts = list(range(1, 65))
+    counts = list(range(1, DENSE + 1))
     while counts[-1] < end:
         full = counts[-1]
         counts.extend(full + full // 16 * i for i in range(1, 17))
@@ -58,10 +60,11 @@ class RecentDispatches:
         self._clock = clock
         self._ttl_s = ttl_s
         self._max_entries = max_entries // GENERATIONS
-        self._generations: deque[_Generation] = deque()  # oldest first
+        self._generations: deque[_Generation] = deque()  # newest first
         self._serial = 0
         self._bits: dict[Target, int] = {}
         self._targets: dict[int, Target] = {}
+        self._named: dict[int, tuple[Target, ...]] = {}  # mask → its targets
         self._live = 0
         self._free: list[int] = []
         self._retired: list[tuple[int, int]] = []  # (last generation that may know the bit, bit)
@@ -70,38 +73,49 @@ class RecentDispatches:
         """`target` is about to compute this prompt. `keys` are those of blocks of `size` tokens."""
         generation = self._current()
         bit = self._bits.get(target) or self._enlist(target)
-        table = generation.tables.setdefault(domain, {})
+        table = generation.tables.get(domain)
+        if table is None:
+            table = generation.tables[domain] = {}
         before = len(table)
         known = table.get
-        checkpoints = bisect_right(GRID, len(keys))
-        for key in map(keys.__getitem__, LAST[:checkpoints]):
-            table[key] = known(key, 0) | bit
+        if keys:
+            points = _checkpoints(keys)
+            # Most prompts begin like one of the last seconds: where its first and last point are known, so are all.
+            if not known(points[0], 0) & known(points[-1], 0) & bit:
+                for key in points:
+                    table[key] = known(key, 0) | bit
+            if GRID[len(points) - 1] < len(keys):
+                generation.tails.setdefault((domain, points[-1]), {})[bit] = (len(keys), keys[-1])
+                generation.entries += 1
         for key, _ in text_keys[:TEXT_KEYS]:
             table[key] = known(key, 0) | bit
-        if checkpoints and GRID[checkpoints - 1] < len(keys):
-            tails = generation.tails.setdefault((domain, keys[LAST[checkpoints - 1]]), {})
-            tails[bit] = (len(keys), keys[-1])
-            generation.entries += 1
         generation.entries += len(table) - before
 
     def match(self, domain: str, keys: Sequence[int], size: int, *, text_keys: TextKeys = ()) -> dict[Target, int]:
         """Leading tokens of this prompt that each target was recently given. Targets with none are left out."""
-        self._drop_expired()
-        found: dict[Target, int] = {}
+        self._drop_expired(self._clock())
+        if not (keys or text_keys):
+            return {}
+        if len(keys) > DENSE or len(text_keys) > DENSE:
+            return self._match_long(domain, keys, size, text_keys)
+        return self._match_short(domain, keys, size, text_keys)
+
+    def withdraw(self, domain: str, target: Target, keys: Sequence[int], *, text_keys: TextKeys = ()) -> None:
+        """`target` may never have begun this prompt, so neither what it shares with others can be counted on there."""
+        bit = self._bits.get(target, 0)
+        points = [*_checkpoints(keys), *[key for key, _ in text_keys[:TEXT_KEYS]]]
         for generation in self._generations:
-            table = generation.tables.get(domain)
-            if table:
-                for bit, tokens in self._match_one(generation, domain, table, keys, size, text_keys):
-                    target = self._targets[bit]
-                    if tokens > found.get(target, 0):
-                        found[target] = tokens
-        return found
+            table = generation.tables.get(domain, {})
+            for key in points:
+                if table.get(key, 0) & bit:
+                    table[key] ^= bit
 
     def forget(self, target: Target) -> None:
         """The engine restarted or is gone."""
         bit = self._bits.pop(target, None)
         if bit is not None:
             del self._targets[bit]
+            self._named.clear()
             self._live ^= bit
             self._retired.append((self._serial, bit))
 
@@ -112,6 +126,56 @@ class RecentDispatches:
 
     def __len__(self) -> int:
         return sum(generation.entries for generation in self._generations)
+
+    def _match_short(self, domain: str, keys: Sequence[int], size: int, text_keys: TextKeys) -> dict[Target, int]:
+        """Every key is written down, and there are few: read one by one.
+
+        Newer generations mostly know all that older ones do. An older one is read only where it tells of a target not
+        yet known to hold the most (`settled`), or goes further than the `deepest` so far.
+        """
+        blocks, live = len(keys), self._live
+        texts = [key for key, _ in text_keys]
+        first, last = (keys[0], keys[-1]) if blocks else (texts[0], texts[0])
+        found: dict[Target, int] = {}
+        deepest = settled = 0
+        for generation in self._generations:
+            table = generation.tables.get(domain)
+            if table is None or not (mask := table.get(first, 0) & live):
+                continue
+            if not mask & ~settled and not _goes_on(table, keys, texts, deepest):
+                continue
+            if blocks and table.get(last, 0) & live == mask:  # mostly: a prefix that everybody knows
+                runs = _leading(table, texts, blocks, mask)
+            else:
+                runs = _leading(table, [*keys, *texts], 0, mask)
+            for depth, holders in runs:
+                self._deepen(found, holders, depth * size if depth <= blocks else text_keys[depth - blocks - 1][1])
+                if depth > deepest:
+                    deepest, settled = depth, holders
+                elif depth == deepest:
+                    settled |= holders
+        return found
+
+    def _deepen(self, found: dict[Target, int], holders: int, tokens: int) -> None:
+        for target in self._named.get(holders) or self._names(holders):
+            if tokens > found.get(target, 0):
+                found[target] = tokens
+
+    def _names(self, holders: int) -> tuple[Target, ...]:
+        named = tuple([target for bit, target in self._targets.items() if bit & holders])
+        if len(self._named) >= NAMED:
+            self._named.clear()
+        self._named[holders] = named
+        return named
+
+    def _match_long(self, domain: str, keys: Sequence[int], size: int, text_keys: TextKeys) -> dict[Target, int]:
+        found: dict[Target, int] = {}
+        for generation in self._generations:
+            table = generation.tables.get(domain)
+            if table:
+                for bit, tokens in self._match_one(generation, domain, table, keys, size, text_keys):
+                    self._deepen(found, bit, tokens)
+        return found
 
     def _match_one(
         self,
@@ -145,33 +209,67 @@ class RecentDispatches:
 
     def _current(self) -> _Generation:
         now = self._clock()
-        self._drop_expired()
         generations = self._generations
-        if generations and now < generations[-1].ends and generations[-1].entries < self._max_entries:
-            return generations[-1]
+        if generations:
+            newest = generations[0]
+            if now < newest.ends and newest.entries < self._max_entries:
+                return newest
+        return self._begin(now)
+
+    def _begin(self, now: float) -> _Generation:
+        self._drop_expired(now)
+        generations = self._generations
         if len(generations) == GENERATIONS:
-            generations.popleft()
+            generations.pop()
         self._serial += 1
         generation = _Generation(self._serial, ends=now + self._ttl_s / GENERATIONS, expires=now + self._ttl_s)
-        generations.append(generation)
+        generations.appendleft(generation)
         self._recycle_bits()
         return generation
 
-    def _drop_expired(self) -> None:
-        now = self._clock()
-        while self._generations and self._generations[0].expires <= now:
-            self._generations.popleft()
+    def _drop_expired(self, now: float) -> None:
+        while self._generations and self._generations[-1].expires <= now:
+            self._generations.pop()
 
     def _recycle_bits(self) -> None:
-        oldest = self._generations[0].serial
+        oldest = self._generations[-1].serial
         self._free += [bit for last, bit in self._retired if last < oldest]
         self._retired = [(last, bit) for last, bit in self._retired if last >= oldest]
 
     def _enlist(self, target: Target) -> int:
         bit = self._bits[target] = self._free.pop() if self._free else 1 << self.bits_in_use
         self._targets[bit] = target
+        self._named.clear()
         self._live |= bit
         return bit
+
+
+def _checkpoints(keys: Sequence[int]) -> Sequence[int]:
+    """Those that are written down."""
+    return keys if len(keys) <= DENSE else list(map(keys.__getitem__, LAST[: bisect_right(GRID, len(keys))]))
+
+
+def _goes_on(table: Mapping[int, int], keys: Sequence[int], texts: Sequence[int], depth: int) -> bool:
+    """Whether anybody has more than `depth` of the points."""
+    if depth < len(keys):
+        return keys[depth] in table
+    depth -= len(keys)
+    return depth < len(texts) and texts[depth] in table
+
+
+def _leading(table: Mapping[int, int], points: Sequence[int], depth: int, mask: int) -> Runs:
+    """How far each of `mask` is found. All of them have the `depth` points that come before `points`."""
+    runs: Runs = []
+    for point in points:
+        holding = table.get(point, 0) & mask
+        if holding != mask:
+            runs.append((depth, mask ^ holding))
+            if not holding:
+                return runs
+            mask = holding
+        depth += 1
+    runs.append((depth, mask))
+    return runs
 
 
 def _with_tail(tails: dict[int, tuple[int, int]] | None, bit: int, keys: Sequence[int]) -> int:

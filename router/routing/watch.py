@@ -27,7 +27,7 @@ FAILURES_TO_DOWN = 5
 
 
 class Watch:
-    """Polls `instance` until cancelled.
+    """Polls `instance` until cancelled, every `poll_s` times `pace()` seconds.
 
     `learned(facts)` is called with the facts of every look, `forget(rank)` when what a rank held is gone, and
     `restarted()` when the engine's process is a new one.
@@ -45,6 +45,7 @@ class Watch:
         clock: Callable[[], float],
         dice: random.Random,
         poll_s: float = 1.0,
+        pace: Callable[[], float] = lambda: 1.0,
         inspect_s: float = 60.0,
     ) -> None:
         self._instance = instance
@@ -56,6 +57,7 @@ class Watch:
         self._clock = clock
         self._dice = dice
         self._poll_s = poll_s
+        self._pace = pace
         self._inspect_s = inspect_s
         self._inspect_at = -math.inf
         self._boot_id: str | None = None
@@ -67,7 +69,7 @@ class Watch:
     async def run(self) -> None:
         while True:
             await self.look()
-            await asyncio.sleep(self._poll_s * self._dice.uniform(0.8, 1.2))
+            await asyncio.sleep(self._poll_s * self._pace() * self._dice.uniform(0.8, 1.2))
 
     async def look(self) -> None:
         """One poll. Never raises."""

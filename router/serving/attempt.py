@@ -9,22 +9,22 @@ An answer that has begun is never begun again, and a broken one never ends as if
 
 from __future__ import annotations
 
-import asyncio
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Protocol
 
 import zstandard
 
 from router.core import Usage
 from router.errors import EngineError, EngineProtocolError, WarmrouteError
+from router.http.messages import Header
 from router.serving.call import Call
 from router.serving.deadlines import Deadlines
 from router.serving.encoding import Decoder, response_decoder
 from router.serving.engines import Exchange
 from router.serving.openai_errors import engine_answer_error, in_band_error
-from router.serving.reply import JSON, Header, Reply
+from router.serving.reply import JSON, Reply, content_lines
 from router.serving.sse import SseRelay
 from router.serving.usage import find_usage, usage_of_answer
 
@@ -40,18 +40,18 @@ class Answer(Protocol):
 
 
 class WholeAnswer:
-    __slots__ = ("_body", "_content_type", "_usage")
+    __slots__ = ("_body", "_content", "_usage")
 
-    def __init__(self, content_type: Header, body: bytes, usage: Usage | None) -> None:
-        self._content_type = content_type
+    def __init__(self, content: bytes, body: bytes, usage: Usage | None) -> None:
+        self._content = content
         self._body = body
         self._usage = usage
 
     def deliver(self, reply: Reply) -> None:
         usage = self._usage
         if usage is not None and usage.cached_tokens is not None:
-            reply.receipt = (*reply.receipt, (b"x-warmroute-cached-tokens", b"%d" % usage.cached_tokens))
-        reply.whole(200, self._content_type, self._body)
+            reply.receipt += b"\r\nx-warmroute-cached-tokens: %d" % usage.cached_tokens
+        reply.whole(200, self._content, self._body)
 
 
 class StreamEnd:
@@ -69,42 +69,56 @@ class StreamEnd:
 
 
 class Attempt:
-    """Receives an engine's answer (`router/http` calls it). `answer` ends it: an Answer, or a WarmrouteError.
+    """Receives an engine's answer (`router/http` calls it). Awaited, it gives an Answer or raises a WarmrouteError.
 
+    exchange        the engine's side, set when it begins
+    on_done         called when there is something to give (`run.py`)
     first_token_at  monotonic time of a stream's first token
     events          whole events the client was sent
     usage           the engine's own count, as far as it came
     """
 
     __slots__ = (
-        "_call", "_content_type", "_deadlines", "_decoder", "_exchange", "_gathered", "_on_first_token", "_relay",
-        "_reply", "_retry_after", "_size", "_status", "_usage", "answer", "first_token_at",
+        "_answer", "_booking_id", "_call", "_content", "_deadlines", "_decoder", "_gathered", "_on_first_token",
+        "_relay", "_reply", "_retry_after", "_size", "_status", "_usage", "exchange", "first_token_at", "on_done",
     )  # fmt: skip
+
+    exchange: Exchange
 
     def __init__(
         self,
         call: Call,
         reply: Reply,
+        booking_id: int,
         *,
-        answer: asyncio.Future[Answer],
-        on_first_token: Callable[[], None],
+        on_first_token: Callable[[int], None],
         deadlines: Deadlines,
     ) -> None:
-        self.answer = answer
+        self.on_done: Callable[[], None] | None = None
         self.first_token_at: float | None = None
         self._call = call
         self._reply = reply
+        self._booking_id = booking_id
         self._on_first_token = on_first_token
         self._deadlines = deadlines
-        self._exchange: Exchange | None = None
+        self._answer: Answer | WarmrouteError | None = None
         self._status = 0
-        self._content_type = JSON
+        self._content = JSON
         self._retry_after: bytes | None = None
         self._decoder: Decoder | None = None
         self._relay: SseRelay | None = None  # if the answer is an event stream
         self._gathered: list[bytes] = []
         self._size = 0
         self._usage: Usage | None = None
+
+    def __await__(self) -> Generator[Attempt, None, Answer]:
+        if self._answer is None:
+            yield self
+        answer = self._answer
+        assert answer is not None, "whoever waits is woken by the answer"
+        if isinstance(answer, WarmrouteError):
+            raise answer
+        return answer
 
     @property
     def usage(self) -> Usage | None:
@@ -124,36 +138,25 @@ class Attempt:
         """The client has part of an event."""
         return self._relay is not None and self._relay.inside
 
-    def begin(self, exchange: Exchange) -> None:
-        """A client that reads slowly makes the engine's connection wait, so that nothing piles up here."""
-        self._exchange = exchange
-        responder = self._reply.responder
-        responder.on_pause, responder.on_resume = exchange.pause, exchange.resume
-
-    def cancel(self, error: EngineError | None = None) -> None:
+    def cancel(self, error: WarmrouteError | None = None) -> None:
         """Free the engine at once. `error`: why, for whoever waits for the answer."""
         self._deadlines.clear(self)
-        if self._exchange is not None:
-            self._exchange.cancel()
+        self.exchange.cancel()
         if error is not None:
-            self._fail(error)
+            self._end(error)
 
     # -- the engine's connection
 
     def on_head(self, status: int, headers: list[Header]) -> None:
         self._status = status
-        coding = b""
         for name, value in headers:
             if name == b"content-type":
-                self._content_type = (name, value)
+                if value != b"application/json":
+                    self._take_content_type(value)
             elif name == b"content-encoding":
-                coding = value
+                self._decode(value)
             elif name == b"retry-after":
                 self._retry_after = value
-        if status == 200 and self._content_type[1].startswith(b"text/event-stream"):
-            self._relay = SseRelay(hide_usage=not self._call.wants_usage, choices=self._call.choices)
-        if coding:
-            self._decode(coding)
 
     def on_data(self, data: bytes) -> None:
         if self._decoder is not None:
@@ -168,9 +171,10 @@ class Attempt:
             self._relay_events(self._relay, data)
 
     def on_end(self) -> None:
-        self._deadlines.clear(self)
         relay = self._relay
-        if self.answer.done():
+        if relay is not None or not self._size:
+            self._deadlines.clear(self)
+        if self._answer is not None:
             return
         if relay is None:
             self._end_whole()
@@ -183,9 +187,34 @@ class Attempt:
     def on_error(self, error: EngineError) -> None:
         self._deadlines.clear(self)
         if self._relay is None:
-            self._fail(error)
+            self._end(error)
         else:
             self._end_of_stream(self._relay, error)
+
+    def _take_content_type(self, value: bytes) -> None:
+        self._content = content_lines(value)
+        if self._status == 200 and value.startswith(b"text/event-stream"):
+            self._relay = SseRelay(hide_usage=not self._call.wants_usage, choices=self._call.choices)
+
+    def _decode(self, coding: bytes) -> None:
+        try:
+            self._decoder = response_decoder(coding)
+        except EngineProtocolError as error:
+            self.cancel(error)
+
+    def _end(self, answer: Answer | WarmrouteError) -> None:
+        """The first answer counts. Whoever waits goes on from here, so this is the last thing done in a call."""
+        if self._answer is None:
+            self._answer = answer
+            on_done, self.on_done = self.on_done, None
+            if on_done is not None:
+                on_done()
+
+    def _start(self, *content: bytes) -> None:
+        """A client that reads slowly makes the engine's connection wait, so that nothing piles up here."""
+        responder = self._reply.responder
+        responder.on_pause, responder.on_resume = self.exchange.pause, self.exchange.resume
+        self._reply.start(*content)
 
     # -- an event stream
 
@@ -194,7 +223,7 @@ class Attempt:
         if self.first_token_at is None and relay.first_token:
             self.first_token_at = time.monotonic()
             self._deadlines.clear(self)
-            self._on_first_token()
+            self._on_first_token(self._booking_id)
         if passed:
             self._pass_on(passed)
         if relay.done or relay.error is not None:
@@ -203,29 +232,26 @@ class Attempt:
     def _pass_on(self, events: bytes) -> None:
         reply = self._reply
         if not reply.started:
-            reply.start()
+            self._start()
         reply.write(events)
 
     def _ended_by_engine(self, relay: SseRelay) -> None:
-        if self.answer.done():
+        if self._answer is not None:
             return
         if relay.error is not None:
-            self.cancel()
-            self._fail(in_band_error(relay.error))
+            self.cancel(in_band_error(relay.error))
         else:
             self._deadlines.set_drain(self)
-            self.answer.set_result(StreamEnd(relay.tail))
+            self._end(StreamEnd(relay.tail))
 
     def _end_of_stream(self, relay: SseRelay, error: EngineError) -> None:
         """The engine's connection has no more; `error` unless the answer was whole before."""
-        if self.answer.done():
-            return
         if relay.complete:
-            self.answer.set_result(StreamEnd(relay.tail))
+            self._end(StreamEnd(relay.tail))
         elif relay.error is not None:
-            self._fail(in_band_error(relay.error))
+            self._end(in_band_error(relay.error))
         else:
-            self._fail(error)
+            self._end(error)
 
     # -- a whole answer
 
@@ -243,27 +269,17 @@ class Attempt:
 
     def _stop_gathering(self) -> None:
         body = b"".join(self._gathered)
-        self._reply.start(self._content_type)
+        self._start(self._content)
         self._reply.write(body)
         self._gathered = [body[-_USAGE_TAIL_BYTES:]]
 
     def _end_whole(self) -> None:
         body = b"".join(self._gathered)
         if self._status != 200:
-            self._fail(engine_answer_error(self._status, body, self._retry_after))
+            self._end(engine_answer_error(self._status, body, self._retry_after))
         elif self._reply.started:
             self._usage = find_usage(body)
-            self.answer.set_result(StreamEnd())
+            self._end(StreamEnd())
         else:
             self._usage = usage_of_answer(body)
-            self.answer.set_result(WholeAnswer(self._content_type, body, self._usage))
-
-    def _decode(self, coding: bytes) -> None:
-        try:
-            self._decoder = response_decoder(coding)
-        except EngineProtocolError as error:
-            self.cancel(error)
-
-    def _fail(self, error: WarmrouteError) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(error)
+            self._end(WholeAnswer(self._content, body, self._usage))

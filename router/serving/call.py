@@ -6,38 +6,39 @@ Only what is needed is checked: a JSON object, a model that exists. Everything e
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Protocol
 
 import orjson
 
 from router.core import Ask, Prompt
 from router.errors import BadRequest, BodyTooLarge
+from router.http.messages import Header, Headers
 from router.serving.encoding import decode_body
 from router.serving.models import Models, Named
 from router.serving.splice import splice, value_of
-
-Header = tuple[bytes, bytes]
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
 _ASK_FOR_USAGE = b'{"include_usage":true}'
-_KEPT = frozenset((b"traceparent", b"tracestate"))
+_TRACE_HEADERS = (b"traceparent", b"tracestate")
 _SESSION_HEADERS = (
     b"x-session-id", b"x-litellm-session-id", b"x-session-affinity", b"x-claude-code-session-id",
     b"session-id", b"session_id", b"thread-id", b"conversation_id",
 )  # fmt: skip
 """Where clients already say which conversation a request belongs to; the first that is there counts."""
 
-_READ = frozenset((b"content-encoding", *_SESSION_HEADERS)) | _KEPT
+_RARE_HEADERS = frozenset((*_TRACE_HEADERS, *_SESSION_HEADERS))
+_RARE_FIELDS = frozenset(("stream_options", "n", "prompt", "cache_salt", "extra_key", "prompt_cache_key", "metadata"))
+"""Most requests have none: one look spares a look for each."""
 
 
 class HttpRequest(Protocol):
     """The parts of `router/http` requests that are read here."""
 
     @property
-    def headers(self) -> list[Header]: ...
+    def named(self) -> Headers: ...
     @property
     def body(self) -> bytes: ...
 
@@ -47,32 +48,54 @@ class Call:
 
     __slots__ = ("body", "choices", "fields", "named", "path", "salt", "session", "stream", "trace", "wants_usage")
 
-    def __init__(self, path: str, body: bytes, *, headers: Mapping[bytes, bytes], models: Models) -> None:
-        """Raises BadRequest and UnknownModel."""
+    def __init__(self, path: str, body: bytes, *, headers: Headers, models: Models) -> None:
+        """`headers`: the first value of each. Raises BadRequest and UnknownModel."""
         self.path = path
         self.body = body
         self.fields = fields = parse_body(body)
         self.named: Named = models.resolve(fields.get("model"))
         self.stream: bool = fields.get("stream") is True
+        self.wants_usage = False
+        self.choices = 1
+        self.salt: str | None = None
+        self.session: str | None = None
+        self.trace: Sequence[Header] = ()
+        if not _RARE_FIELDS.isdisjoint(fields):
+            self._read_rare_fields(path, fields)
+        if not _RARE_HEADERS.isdisjoint(headers):
+            self._read_rare_headers(headers)
+
+    def _read_rare_fields(self, path: str, fields: Mapping[str, Any]) -> None:
         self.wants_usage = _wants_usage(fields.get("stream_options"))
         self.choices = _choices(path, fields)
-        self.salt = _salt(fields)
-        self.session = _session(headers, fields)
-        self.trace: list[Header] = [(name, headers[name]) for name in _KEPT if name in headers]
+        self.salt = _salt(fields.get("cache_salt"), fields.get("extra_key"))
+        self.session = _session(fields)
+
+    def _read_rare_headers(self, headers: Headers) -> None:
+        for name in _SESSION_HEADERS:
+            if name in headers:
+                self.session = headers[name].decode("latin-1")
+                break
+        self.trace = [(name, headers[name]) for name in _TRACE_HEADERS if name in headers]
 
     def ask(self, request_id: str, prompt: Prompt, *, exclude: tuple[str, ...] = ()) -> Ask:
         fields = self.fields
-        limit = fields.get("max_completion_tokens", fields.get("max_tokens"))
-        return Ask(
-            request_id=request_id,
-            model=self.named.model.name,
-            prompt=prompt,
-            lora=self.named.lora,
-            session=self.session,
-            stream=self.stream,
-            choices=self.choices,
-            max_output_tokens=limit if type(limit) is int and limit >= 0 else None,
-            exclude=exclude,
+        model, lora = self.named
+        limit = fields["max_completion_tokens"] if "max_completion_tokens" in fields else fields.get("max_tokens")
+        return Ask(  # by position: keywords cost a struct several times as much
+            request_id,
+            model.name,
+            prompt,
+            "",  # tenant
+            "",  # domain
+            lora,
+            self.session,
+            "",  # request_class
+            0,  # priority
+            self.stream,
+            self.choices,
+            limit if type(limit) is int and limit >= 0 else None,  # max_output_tokens
+            exclude,
         )
 
     def upstream_body(self, served: str, rank_fields: Mapping[str, bytes]) -> bytes:
@@ -82,7 +105,7 @@ class Call:
             owned["model"] = orjson.dumps(served)
         if self.stream and not self.wants_usage:
             owned["stream_options"] = self._stream_options()
-        return splice(self.body, owned, present=self.fields)
+        return splice(self.body, owned, present=self.fields) if owned else self.body
 
     def _stream_options(self) -> bytes:
         """The client's other options stay; usage is asked for, since nothing can be accounted for without it."""
@@ -91,17 +114,20 @@ class Call:
         return splice(value_of(self.body, "stream_options", present=self.fields) or b"{}", {"include_usage": b"true"})
 
 
-async def read_call(request: HttpRequest, path: str, *, models: Models, body_limit: int) -> Call:
+def read_call(request: HttpRequest, path: str, *, models: Models, body_limit: int) -> Call | Awaitable[Call]:
     """Raises ClientError for what cannot be served."""
-    headers: dict[bytes, bytes] = {}
-    for name, value in request.headers:
-        if name in _READ:
-            headers.setdefault(name, value)
-    body, coding = request.body, headers.get(b"content-encoding")
-    if coding is not None:
-        body = await decode_body(body, coding, limit=body_limit)
+    headers, body = request.named, request.body
+    if b"content-encoding" in headers:
+        return _read_encoded(headers, body, path, models, body_limit)
     if len(body) > body_limit:
         raise BodyTooLarge(f"The request body is larger than {body_limit} bytes.")
+    return Call(path, body, headers=headers, models=models)
+
+
+async def _read_encoded(headers: Headers, body: bytes, path: str, models: Models, limit: int) -> Call:
+    body = await decode_body(body, headers[b"content-encoding"], limit=limit)
+    if len(body) > limit:
+        raise BodyTooLarge(f"The request body is larger than {limit} bytes.")
     return Call(path, body, headers=headers, models=models)
 
 
@@ -145,22 +171,18 @@ def _choices(path: str, fields: Mapping[str, Any]) -> int:
     return choices
 
 
-def _salt(fields: Mapping[str, Any]) -> str | None:
+def _salt(salt: object, extra: object) -> str | None:
     """What keeps this prompt's blocks apart from the same text of others.
 
     SGLang's `extra_key` separates its cache too, but its events don't show it: such a prompt gets a root that no event
     has, so that public blocks earn it no credit.
     """
-    salt, extra = fields.get("cache_salt"), fields.get("extra_key")
     if extra:
         return f"{salt or ''}\0extra_key\0{extra}"
     return salt if isinstance(salt, str) and salt else None
 
 
-def _session(headers: Mapping[bytes, bytes], fields: Mapping[str, Any]) -> str | None:
-    for name in _SESSION_HEADERS:
-        if name in headers:
-            return headers[name].decode("latin-1")
+def _session(fields: Mapping[str, Any]) -> str | None:
     key = fields.get("prompt_cache_key")
     if key is None and isinstance(metadata := fields.get("metadata"), dict):
         key = metadata.get("session_id")

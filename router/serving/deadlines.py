@@ -27,16 +27,19 @@ class Deadlines:
 
     def set_first_byte(self, attempt: Cancellable) -> None:
         self._waiting[attempt] = self._loop.time() + self._first_byte_s
-        self._keep_sweeping()
+        if self._timer is None:
+            self._keep_sweeping()
 
     def set_drain(self, attempt: Cancellable) -> None:
         self._waiting.pop(attempt, None)
         self._draining[attempt] = self._loop.time() + _DRAIN_S
-        self._keep_sweeping()
+        if self._timer is None:
+            self._keep_sweeping()
 
     def clear(self, attempt: Cancellable) -> None:
         self._waiting.pop(attempt, None)
-        self._draining.pop(attempt, None)
+        if self._draining:
+            self._draining.pop(attempt, None)
 
     def close(self) -> None:
         if self._timer is not None:
@@ -44,8 +47,7 @@ class Deadlines:
             self._timer = None
 
     def _keep_sweeping(self) -> None:
-        if self._timer is None:
-            self._timer = self._loop.call_later(min(_SWEEP_S, self._first_byte_s), self._sweep)
+        self._timer = self._loop.call_later(min(_SWEEP_S, self._first_byte_s), self._sweep)
 
     def _sweep(self) -> None:
         self._timer = None
@@ -54,7 +56,7 @@ class Deadlines:
             attempt.cancel(EngineTimeout("The engine did not begin to answer in time.", code="ttft_timeout"))
         for attempt in _overdue(self._draining, now):
             attempt.cancel()
-        if self._waiting or self._draining:
+        if (self._waiting or self._draining) and self._timer is None:
             self._keep_sweeping()
 
 

@@ -10,17 +10,18 @@ import asyncio
 import itertools
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
 from router.errors import MethodNotAllowed, UnknownRoute, WarmrouteError
-from router.http.messages import Request
+from router.http.messages import Header, Headers, Request, header_lines
 from router.serving.call import CHAT, COMPLETIONS
 from router.serving.gateway import Gateway
 from router.serving.models import Models
-from router.serving.reply import Header, Reply, Responder
+from router.serving.reply import Reply, Responder
+from router.serving.run import Run
 
 Readiness = Callable[[], Awaitable[Mapping[str, Any]]]
 """`core.Live.readiness`: {"ready": bool, …per model}."""
@@ -46,8 +47,8 @@ class Edge:
         self._readiness = readiness
         self._origins = frozenset(origin.encode() for origin in origins)
         self._ids = map(f"{secrets.token_hex(6)}{{:08x}}".format, itertools.count(1))
-        self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._runs: set[Run] = set()
+        self._end = self._runs.discard
         self._routes: dict[str, tuple[str, Callable[[Request, Reply], None]]] = {
             "/healthz": ("GET", self._healthz),
             "/readyz": ("GET", self._readyz),
@@ -60,24 +61,21 @@ class Edge:
     @property
     def running(self) -> int:
         """Requests that have not ended."""
-        return len(self._tasks)
+        return len(self._runs)
 
     def __call__(self, request: Request, responder: Responder) -> None:
-        reply = self._reply(request, responder)
+        reply = self._reply(request.named, responder)
+        method = request.method
         try:
-            self._route(request, reply)
+            known, handler = self._routes.get(request.path) or self._route_of_card(request.path)
+            if method == known or (method == "HEAD" and known == "GET"):
+                handler(request, reply)
+            elif method == "OPTIONS":
+                self._preflight(request, reply)
+            else:
+                raise MethodNotAllowed(f"Use {known} for this route.")
         except WarmrouteError as error:
             reply.fail(error)
-
-    def _route(self, request: Request, reply: Reply) -> None:
-        method = request.method
-        known, handler = self._routes.get(request.path) or self._route_of_card(request.path)
-        if method == known or (method == "HEAD" and known == "GET"):
-            handler(request, reply)
-        elif method == "OPTIONS":
-            self._preflight(request, reply)
-        else:
-            raise MethodNotAllowed(f"Use {known} for this route.")
 
     def _route_of_card(self, path: str) -> tuple[str, Callable[[Request, Reply], None]]:
         full = path if path.startswith("/v1/") else "/v1" + path
@@ -85,23 +83,17 @@ class Edge:
             raise UnknownRoute("There is no such route.")
         return "GET", partial(self._show_model, unquote(full.removeprefix(_MODELS)))
 
-    def _reply(self, request: Request, responder: Responder) -> Reply:
+    def _reply(self, headers: Headers, responder: Responder) -> Reply:
         """An id that a client brings is the one it will ask about, so it is kept if it is sane; engines get our own."""
-        own = next(self._ids)
-        theirs = origin = None
-        for name, value in request.headers:
-            if name == b"x-request-id":
-                theirs = value
-            elif name == b"origin":
-                origin = value
-        upstream_id = own.encode()
-        shown = upstream_id
+        request_id = next(self._ids)
+        shown = upstream_id = request_id.encode()
+        theirs = headers.get(b"x-request-id")
         if theirs is not None and _SANE_ID(theirs):
-            shown, upstream_id = theirs, b"%b-%b" % (upstream_id, theirs)
-        headers = [(b"x-request-id", shown)]
-        if origin is not None and self._origins:
-            headers += self._cors(origin)
-        return Reply(responder, headers, request_id=shown.decode(), upstream_id=upstream_id)
+            request_id, shown, upstream_id = theirs.decode(), theirs, b"%b-%b" % (upstream_id, theirs)
+        lines = b"\r\nx-request-id: " + shown
+        if self._origins and (origin := headers.get(b"origin")) is not None:
+            lines += header_lines(self._cors(origin))
+        return Reply(responder, lines, request_id=request_id, upstream_id=upstream_id)
 
     def _cors(self, origin: bytes) -> tuple[Header, ...]:
         vary = (b"vary", b"origin")
@@ -128,7 +120,7 @@ class Edge:
 
     async def _say_readiness(self, reply: Reply) -> None:
         try:
-            state = await self._readiness()
+            state = await asyncio.ensure_future(self._readiness())
         except WarmrouteError as error:
             reply.fail(error)
         else:
@@ -136,21 +128,16 @@ class Edge:
 
     def _preflight(self, request: Request, reply: Reply) -> None:
         asked = request.header(b"access-control-request-headers")
-        if any(name == b"access-control-allow-origin" for name, _ in reply.headers):
-            reply.headers += _PREFLIGHT
-            if asked is not None:
-                reply.headers.append((b"access-control-allow-headers", asked))
+        if b"\r\naccess-control-allow-origin: " in reply.lines:
+            allowed = () if asked is None else ((b"access-control-allow-headers", asked),)
+            reply.lines += header_lines((*_PREFLIGHT, *allowed))
         reply.empty(204)
 
-    # -- tasks
+    # -- runs
 
-    def _run(self, work: Any, reply: Reply) -> None:
-        """A task of ours until it ends; a client that leaves ends it."""
-        task: asyncio.Task[None] = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        reply.responder.on_gone = partial(_cancel, task)
-
-
-def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
+    def _run(self, work: Coroutine[Any, Any, None], reply: Reply) -> None:
+        """A client that leaves ends it."""
+        run = Run(work, self._end)
+        self._runs.add(run)
+        reply.responder.on_gone = run.cancel
+        run.step()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, Protocol
 
-from router.core import Adapter, Instance, Upstream
+from router.core import Adapter, Instance
 from router.errors import EngineError, EngineUnreachable
 
 Header = tuple[bytes, bytes]
@@ -29,16 +29,16 @@ class Exchange(Protocol):
 
 
 class Pool(Protocol):
-    def send(
-        self,
-        method: bytes,
-        target: bytes,
-        headers: Sequence[Header],
-        body: bytes | Sequence[bytes],
-        receiver: Receiver,
-    ) -> Exchange: ...
-
+    def post_lines(self, target: bytes, headers: Iterable[Header]) -> bytes: ...
+    def post(self, lines: bytes, body: bytes, receiver: Receiver) -> Exchange: ...
     async def aclose(self) -> None: ...
+
+
+class Route(NamedTuple):
+    """What all requests have in common that go to one path of one rank."""
+
+    lines: bytes  # the head up to what is the request's own
+    fields: Mapping[str, bytes]  # of the body, in place of a client's own
 
 
 class Engine:
@@ -48,16 +48,17 @@ class Engine:
         self.instance = instance
         self.pool = pool
         self._adapter = adapter
-        self._upstreams: dict[int | None, Upstream] = {}
+        self._routes: dict[tuple[str, int | None], Route] = {}
 
-    def upstream(self, rank: int | None) -> Upstream:
-        """All headers, and the body fields, of a request to `rank`. Few ranks, so all are kept."""
-        upstream = self._upstreams.get(rank)
-        if upstream is None:
+    def route(self, path: str, rank: int | None) -> Route:
+        """How to reach `path` on `rank` (None: any). Few paths and ranks, so all are kept."""
+        route = self._routes.get((path, rank))
+        if route is None:
             added = self._adapter.upstream(self.instance, rank)
-            upstream = Upstream(headers=(*_ALWAYS, *self._authorization(), *added.headers), fields=added.fields)
-            self._upstreams[rank] = upstream
-        return upstream
+            headers = (*_ALWAYS, *self._authorization(), *added.headers)
+            route = Route(self.pool.post_lines(path.encode("ascii"), headers), added.fields)
+            self._routes[path, rank] = route
+        return route
 
     def _authorization(self) -> tuple[Header, ...]:
         key = self.instance.api_key

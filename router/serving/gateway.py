@@ -6,17 +6,17 @@ import asyncio
 import logging
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Sequence
 
-from router.core import Booking, DeliveredSource, Finish, Outcome, Placement, Prompt
+from router.core import Ask, Booking, DeliveredSource, Finish, Outcome, Placement, Prompt
 from router.errors import ClientError, EngineUnreachable, NoEngine, WarmrouteError
+from router.http.messages import header_lines
 from router.serving.attempt import Answer, Attempt
 from router.serving.call import Call, HttpRequest, read_call
 from router.serving.models import Models
 from router.serving.openai_errors import class_of
 from router.serving.proxy import Proxy
-from router.serving.reply import Header, Reply
+from router.serving.reply import Reply
 
 _log = logging.getLogger(__name__)
 _UNKNOWN_MODEL = "unknown"  # what a client made up never becomes a label
@@ -40,45 +40,44 @@ class Passage:
         self.queue_s = 0.0
 
     def outcome(self, reply: Reply, *, status: int, finish: Finish, error: str = "") -> Outcome:
-        call, booking, attempt = self.call, self.booking, self.attempt
+        call, prompt, booking, attempt = self.call, self.prompt, self.booking, self.attempt
         usage = attempt.usage if attempt is not None else None
-        ttft_s = attempt.first_token_at - self.began if attempt is not None and attempt.first_token_at else None
         cached = usage.cached_tokens if usage is not None else None
+        counted = usage.input_tokens if usage is not None else 0
         source: DeliveredSource = "usage" if cached is not None else "none"
-        return Outcome(
-            request_id=reply.request_id,
-            model=call.named.model.name if call is not None else _UNKNOWN_MODEL,
-            tenant="",
-            instance=booking.instance if booking is not None else None,
-            rank=booking.rank if booking is not None else None,
-            status=status,
-            finish=finish,
-            usage=usage,
-            input_tokens=self._input_tokens(usage.input_tokens if usage is not None else 0),
-            best_hit_tokens=booking.best_hit_tokens if booking is not None else 0,
-            predicted_hit_tokens=booking.predicted_hit_tokens if booking is not None else 0,
-            delivered_hit_tokens=cached,
-            delivered_source=source,
-            started_at=self.started_at,
-            queue_s=self.queue_s,
-            ttft_s=ttft_s,
-            took_s=time.monotonic() - self.began,
-            stream=call.stream if call is not None else False,
-            prompt_source=self.prompt.source if self.prompt is not None else "none",
-            policy=booking.policy if booking is not None else "",
-            alone=booking.alone if booking is not None else False,
-            attempts=self.attempts,
-            error=error,
-            events=attempt.events if attempt is not None else 0,
+        return Outcome(  # by position: two dozen keywords cost a struct five times as much
+            reply.request_id,
+            call.named.model.name if call is not None else _UNKNOWN_MODEL,
+            "",  # tenant
+            booking.instance if booking is not None else None,
+            booking.rank if booking is not None else None,
+            status,
+            finish,
+            usage,
+            counted or (prompt.tokens if prompt is not None else 0),  # input_tokens
+            booking.best_hit_tokens if booking is not None else 0,
+            booking.predicted_hit_tokens if booking is not None else 0,
+            cached,  # delivered_hit_tokens
+            source,
+            self.started_at,
+            self.queue_s,
+            attempt.first_token_at - self.began if attempt is not None and attempt.first_token_at else None,  # ttft_s
+            time.monotonic() - self.began,  # took_s
+            call.stream if call is not None else False,
+            prompt.source if prompt is not None else "none",
+            booking.policy if booking is not None else "",
+            booking.alone if booking is not None else False,
+            self.attempts,
+            error,
+            attempt.events if attempt is not None else 0,
         )
-
-    def _input_tokens(self, counted: int) -> int:
-        """The engine's count, else ours."""
-        return counted or (self.prompt.tokens if self.prompt is not None else 0)
 
 
 class Gateway:
     """From a parsed HTTP request to its Outcome.
+
+    Placement and prompts that live in this process may have a `place_now` and a `prepare_now`: the same, but a plain
+    result where nothing has to be waited for, else something to await. A request that never waits needs no task.
 
     Every request has exactly one Outcome. It is announced before the last byte of the answer is written, so that
     nothing a client has seen whole is unaccounted for. `listeners` are called on the loop and must return in
@@ -96,19 +95,30 @@ class Gateway:
         receipts: bool = False,
     ) -> None:
         self._models = models
-        self._placement = placement
+        self._place: Callable[[Ask], Booking | Awaitable[Booking]] = getattr(placement, "place_now", placement.place)
+        self._progress = placement.progress
+        self._release = placement.release
         self._proxy = proxy
         self._listeners = tuple(listeners)
         self._body_limit = body_limit
         self._receipts = receipts
 
     async def complete(self, request: HttpRequest, reply: Reply, path: str) -> None:
-        """Answer a completion request. Cancelling this is how a client's leaving is made known."""
+        """Answer a completion request, as a `Run`. Cancelling that is how a client's leaving is made known."""
         passage = Passage()
         try:
-            passage.call = call = await read_call(request, path, models=self._models, body_limit=self._body_limit)
-            passage.prompt = await self._read_prompt(call)
-            answer = await self._serve(passage, call, reply)
+            call = read_call(request, path, models=self._models, body_limit=self._body_limit)
+            if not isinstance(call, Call):
+                call = await asyncio.ensure_future(call)
+            passage.call = call
+            prompt = self._read_prompt(call)
+            if not isinstance(prompt, Prompt):
+                prompt = await asyncio.ensure_future(_or_unread(prompt, call))
+            passage.prompt = prompt
+            try:
+                answer = await self._attempt(passage, call, prompt, reply)
+            except EngineUnreachable as error:
+                answer = await self._attempt_elsewhere(passage, call, prompt, reply, error)
         except WarmrouteError as error:
             self._fail(passage, reply, error)
         except asyncio.CancelledError:
@@ -122,43 +132,46 @@ class Gateway:
             self._end(passage, passage.outcome(reply, status=200, finish="complete"))
             answer.deliver(reply)
 
-    async def _read_prompt(self, call: Call) -> Prompt:
+    def _read_prompt(self, call: Call) -> Prompt | Awaitable[Prompt]:
+        prompts, lora = call.named.model.prompts, call.named.lora
+        prepare = getattr(prompts, "prepare_now", prompts.prepare)
         try:
-            return await call.named.model.prompts.prepare(call.path, call.fields, salt=call.salt, lora=call.named.lora)
-        except Exception as unexpected:  # not knowing a prompt costs a cache hit, never the request
-            _log_unexpected("reading a prompt", unexpected)
-            return Prompt(tokens=len(call.body) // 4, known_tokens=0, keys={}, source="none", reason="unreadable")
+            prompt: Prompt | Awaitable[Prompt] = prepare(call.path, call.fields, salt=call.salt, lora=lora)
+        except Exception as unexpected:
+            return _unread(call, unexpected)
+        return prompt
 
-    async def _serve(self, passage: Passage, call: Call, reply: Reply) -> Answer:
-        """Place and send; once more elsewhere if the engine could not be reached, for then nothing has happened yet."""
-        try:
-            return await self._attempt(passage, call, reply)
-        except EngineUnreachable as error:
-            booking = passage.booking
-            if booking is None or reply.started or error.code != EngineUnreachable.code:
-                raise
-            self._give_back(passage, self._failure(passage, reply, error))
-            try:
-                return await self._attempt(passage, call, reply, exclude=(booking.instance,))
-            except NoEngine:
-                raise error from None
-
-    async def _attempt(self, passage: Passage, call: Call, reply: Reply, exclude: tuple[str, ...] = ()) -> Answer:
-        assert passage.prompt is not None
+    async def _attempt(
+        self, passage: Passage, call: Call, prompt: Prompt, reply: Reply, exclude: tuple[str, ...] = ()
+    ) -> Answer:
+        """Place and send."""
         asked = time.monotonic()
-        booking = await self._placement.place(call.ask(reply.request_id, passage.prompt, exclude=exclude))
+        booking = self._place(call.ask(reply.request_id, prompt, exclude=exclude))
+        if not isinstance(booking, Booking):
+            booking = await asyncio.ensure_future(booking)
         passage.booking = booking
         passage.attempts += 1
         passage.queue_s += time.monotonic() - asked
         reply.receipt = self._receipt(booking)
-        attempt = passage.attempt = self._proxy.begin(
-            call, booking, reply, on_first_token=partial(self._placement.progress, booking.id)
-        )
+        attempt = passage.attempt = self._proxy.begin(call, booking, reply, on_first_token=self._progress)
         try:
-            return await attempt.answer
+            return await attempt
         except BaseException:  # the client has left, or the answer is broken: either way the engine is freed
             attempt.cancel()
             raise
+
+    async def _attempt_elsewhere(
+        self, passage: Passage, call: Call, prompt: Prompt, reply: Reply, error: EngineUnreachable
+    ) -> Answer:
+        """Once more if the engine was not even reached, for then nothing has happened yet."""
+        booking = passage.booking
+        if booking is None or reply.started or error.code != EngineUnreachable.code:
+            raise error
+        self._give_back(passage, self._failure(passage, reply, error))
+        try:
+            return await self._attempt(passage, call, prompt, reply, exclude=(booking.instance,))
+        except NoEngine:
+            raise error from None
 
     # -- the end
 
@@ -185,7 +198,7 @@ class Gateway:
     def _give_back(self, passage: Passage, outcome: Outcome) -> None:
         booking, passage.booking, passage.attempt = passage.booking, None, None
         if booking is not None:
-            self._placement.release(booking.id, outcome)
+            self._release(booking.id, outcome)
 
     def _failure(self, passage: Passage, reply: Reply, error: WarmrouteError) -> Outcome:
         answered = isinstance(error, ClientError) and not reply.started
@@ -196,11 +209,24 @@ class Gateway:
             error=class_of(error),
         )
 
-    def _receipt(self, booking: Booking) -> tuple[Header, ...]:
-        predicted = (b"x-warmroute-predicted-tokens", b"%d" % booking.predicted_hit_tokens)
+    def _receipt(self, booking: Booking) -> bytes:
+        predicted = b"\r\nx-warmroute-predicted-tokens: %d" % booking.predicted_hit_tokens
         if not self._receipts:
-            return (predicted,)
-        return (predicted, (b"x-warmroute-instance", booking.instance.encode("latin-1", "replace")))
+            return predicted
+        return predicted + header_lines(((b"x-warmroute-instance", booking.instance.encode("latin-1", "replace")),))
+
+
+async def _or_unread(prompt: Awaitable[Prompt], call: Call) -> Prompt:
+    try:
+        return await prompt
+    except Exception as unexpected:
+        return _unread(call, unexpected)
+
+
+def _unread(call: Call, unexpected: Exception) -> Prompt:
+    """Not knowing a prompt costs a cache hit, never the request."""
+    _log_unexpected("reading a prompt", unexpected)
+    return Prompt(tokens=len(call.body) // 4, known_tokens=0, keys={}, source="none", reason="unreadable")
 
 
 def _log_unexpected(doing: str, unexpected: Exception) -> None:

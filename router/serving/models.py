@@ -69,7 +69,13 @@ class Models:
 
         NoEngine where the name may yet become known: clients try again after a 503, not after a 404.
         """
-        if not self._names or (isinstance(name, str) and name in self._expected and name not in self._names):
+        if isinstance(name, str) and (named := self._names.get(name)) is not None:
+            return named
+        return self._without(name)
+
+    def _without(self, name: object) -> Named:
+        """What a request stands for whose name of a model, if it has one, is not known."""
+        if not self._names or (isinstance(name, str) and name in self._expected):
             raise NoEngine("No engine of the model has joined yet.", retry_after_s=_JOINING_S)
         if name is None:
             if self._only is not None:
@@ -77,10 +83,7 @@ class Models:
             raise BadRequest("You must name a model.", param="model", code="missing_model")
         if not isinstance(name, str):
             raise BadRequest("The model must be a string.", param="model", code="invalid_type")
-        named = self._names.get(name)
-        if named is None:
-            raise UnknownModel(f"The model {name[:_SHOWN_CHARS]!r} does not exist.", param="model")
-        return named
+        raise UnknownModel(f"The model {name[:_SHOWN_CHARS]!r} does not exist.", param="model")
 
     def listing(self) -> dict[str, Any]:
         """`GET /v1/models`."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from router.core import Booking
+from router.http.messages import header_lines
 from router.serving.attempt import Attempt
 from router.serving.call import Call
 from router.serving.deadlines import Deadlines
@@ -18,28 +19,20 @@ class Proxy:
 
     def __init__(self, engines: Engines, *, first_byte_s: float = 600.0) -> None:
         self._engines = engines
-        self._loop = asyncio.get_running_loop()
-        self._deadlines = Deadlines(first_byte_s=first_byte_s, loop=self._loop)
+        self._deadlines = Deadlines(first_byte_s=first_byte_s, loop=asyncio.get_running_loop())
 
-    def begin(self, call: Call, booking: Booking, reply: Reply, *, on_first_token: Callable[[], None]) -> Attempt:
-        """Send `call` to the engine that was booked; its answer goes to `reply`. Raises EngineUnreachable."""
+    def begin(self, call: Call, booking: Booking, reply: Reply, *, on_first_token: Callable[[int], None]) -> Attempt:
+        """Send `call` to the engine that was booked; its answer goes to `reply`. Raises EngineUnreachable.
+
+        `on_first_token` is called with the booking's id.
+        """
         engine = self._engines.get(booking.instance)
-        upstream = engine.upstream(booking.rank if booking.target_rank else None)
-        attempt = Attempt(
-            call,
-            reply,
-            answer=self._loop.create_future(),
-            on_first_token=on_first_token,
-            deadlines=self._deadlines,
-        )
-        exchange = engine.pool.send(
-            b"POST",
-            call.path.encode("ascii"),
-            [*upstream.headers, (b"x-request-id", reply.upstream_id), *call.trace],
-            call.upstream_body(booking.served, upstream.fields),
-            attempt,
-        )
-        attempt.begin(exchange)
+        route = engine.route(call.path, booking.rank if booking.target_rank else None)
+        attempt = Attempt(call, reply, booking.id, on_first_token=on_first_token, deadlines=self._deadlines)
+        lines = b"%b\r\nx-request-id: %b" % (route.lines, reply.upstream_id)
+        if call.trace:
+            lines += header_lines(call.trace)
+        attempt.exchange = engine.pool.post(lines, call.upstream_body(booking.served, route.fields), attempt)
         self._deadlines.set_first_byte(attempt)
         return attempt
 

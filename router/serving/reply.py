@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import ceil
 from typing import Any, Protocol
 
 import orjson
 
 from router.errors import WarmrouteError
+from router.http.messages import Header, header_lines
 from router.serving.openai_errors import render, render_event
 
-Header = tuple[bytes, bytes]
+_NO_STORE: Header = (b"cache-control", b"no-store")  # an answer may hold what only this client may see
+_JSON = b"application/json"
 
-JSON: Header = (b"content-type", b"application/json")
-NO_STORE: Header = (b"cache-control", b"no-store")  # an answer may hold what only this client may see
-_STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"), NO_STORE, (b"x-accel-buffering", b"no"))
+
+def content_lines(content_type: bytes, *more: Header) -> bytes:
+    """What is said of a body."""
+    return header_lines(((b"content-type", content_type), _NO_STORE, *more))
+
+
+JSON = content_lines(_JSON)
+_STREAM = content_lines(b"text/event-stream; charset=utf-8", (b"x-accel-buffering", b"no"))
 
 
 class Responder(Protocol):
@@ -27,29 +34,31 @@ class Responder(Protocol):
     on_pause: Callable[[], None] | None
     on_resume: Callable[[], None] | None
 
-    def send(self, status: int, headers: Sequence[Header], body: bytes) -> None: ...
-    def start(self, status: int, headers: Sequence[Header]) -> None: ...
+    def send_lines(self, status: int, lines: bytes, body: bytes) -> None: ...
+    def start_lines(self, status: int, lines: bytes) -> None: ...
     def write(self, data: bytes) -> None: ...
     def finish(self) -> None: ...
     def abort(self) -> None: ...
 
 
 class Reply:
-    """`headers` go with every answer, `receipt` with one that was placed.
+    """The answer to one request. Headers are lines as `header_lines` writes them.
 
+    lines        what goes with every answer
+    receipt      what goes with one that was placed
     request_id   what the client may know this request by
     upstream_id  what engines know it by: ours from its first byte, so that no client can take another's
     status       what the client was told, 0 for nothing yet
     """
 
-    __slots__ = ("headers", "receipt", "request_id", "responder", "status", "upstream_id", "write")
+    __slots__ = ("lines", "receipt", "request_id", "responder", "status", "upstream_id", "write")
 
-    def __init__(self, responder: Responder, headers: list[Header], *, request_id: str, upstream_id: bytes) -> None:
+    def __init__(self, responder: Responder, lines: bytes, *, request_id: str, upstream_id: bytes) -> None:
         self.responder = responder
-        self.headers = headers
+        self.lines = lines
         self.request_id = request_id
         self.upstream_id = upstream_id
-        self.receipt: tuple[Header, ...] = ()
+        self.receipt = b""
         self.status = 0
         self.write = responder.write
 
@@ -60,18 +69,19 @@ class Reply:
     def json(self, value: Any, *, status: int = 200) -> None:
         self.whole(status, JSON, orjson.dumps(value))
 
-    def whole(self, status: int, content_type: Header, body: bytes) -> None:
+    def whole(self, status: int, content: bytes, body: bytes) -> None:
+        """`content`: of `content_lines`."""
         self.status = status
-        self.responder.send(status, [content_type, NO_STORE, *self.headers, *self.receipt], body)
+        self.responder.send_lines(status, content + self.lines + self.receipt, body)
 
     def empty(self, status: int) -> None:
         self.status = status
-        self.responder.send(status, self.headers, b"")
+        self.responder.send_lines(status, self.lines, b"")
 
-    def start(self, *content_type: Header) -> None:
+    def start(self, content: bytes = _STREAM) -> None:
         """Begin an answer of unknown length: an event stream unless said otherwise."""
         self.status = 200
-        self.responder.start(200, [*(content_type or _STREAM), *self.headers, *self.receipt])
+        self.responder.start_lines(200, content + self.lines + self.receipt)
 
     def finish(self, tail: bytes = b"") -> None:
         if tail:
@@ -81,7 +91,7 @@ class Reply:
     def fail(self, error: WarmrouteError) -> None:
         """Say `error` instead of an answer."""
         if error.retry_after_s is not None:
-            self.headers.append((b"retry-after", b"%d" % ceil(error.retry_after_s)))
+            self.lines += b"\r\nretry-after: %d" % ceil(error.retry_after_s)
         self.whole(error.status, JSON, render(error))
 
     def break_off(self, error: WarmrouteError | None, *, inside: bool = False) -> None:

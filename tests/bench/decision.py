@@ -1,6 +1,6 @@
 """What it costs to know a prompt: from the body's bytes to its block keys.
 
-    python -m tests.bench.decision [DIRECTORY WITH tokenizer.json]          about 30 s a tokenizer
+    python -m tests.bench.decision [--tokenizer DIRECTORY]
 
 Figures are this machine's; the ratio is to the plain way (encode the whole text, then its keys) in the same run.
 """
@@ -9,27 +9,31 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from statistics import quantiles
 from typing import Any
 
 import orjson
 
+from router.app import SWITCH_INTERVAL_S
 from router.core import Prompt
 from router.lab.train_demo_model import chinese, code, english, json_text, markdown
 from router.routing.blocks import chain
 from router.serving.prompt import ModelPrompts, PromptLimits, load_prompts
 from router.serving.prompt.tokenizer import load_tokenizer
+from tests.bench.table import Row, report
 
+TAKES_S = 25
 BLOCK = 16
 CHAT = "/v1/chat/completions"
 
 
 def run(tokenizer: str = "demo") -> dict[str, dict[str, float]]:
-    """Prints and returns p50 and p95 in microseconds for each case."""
+    """p50 and p95 in microseconds for each case. `tokenizer`: a directory with a tokenizer.json, or "demo"."""
     text = _text(600_000)
     han = _text(600_000, kinds=(chinese,))
     results: dict[str, dict[str, float]] = {}
@@ -51,7 +55,6 @@ def run(tokenizer: str = "demo") -> dict[str, dict[str, float]]:
             results[f"baseline, {tokens} tokens: encode all, then keys"] = _baseline(tokenizer, body)
             results[f"cold, {tokens} tokens: until answered"], stall = asyncio.run(_cold(tokenizer, executor, body))
             results[f"cold, {tokens} tokens: longest time on the loop"] = stall
-    _print(tokenizer, results)
     return results
 
 
@@ -152,13 +155,17 @@ def _summary(took_us: list[float]) -> dict[str, float]:
     return {"p50": cuts[9], "p95": cuts[18]}
 
 
-def _print(tokenizer: str, results: dict[str, dict[str, float]]) -> None:
-    whole = results["baseline, 100000 tokens: encode all, then keys"]["p50"]
-    print(f"\n{tokenizer}, block size {BLOCK}: microseconds (ratio to encoding 100,000 tokens and their keys)")
-    for name, figures in results.items():
-        print(f"  {name:52} p50 {figures['p50']:10.1f}   p95 {figures['p95']:10.1f}   {figures['p50'] / whole:8.5f}")
+def rows(figures: dict[str, dict[str, float]]) -> Iterator[Row]:
+    for name, times in figures.items():
+        tokens = re.search(r"(\d+)(k|000) tokens", name)
+        plain = figures.get(f"baseline, {tokens[1]}000 tokens: encode all, then keys") if tokens else None
+        stall, is_baseline = "longest time" in name, name.startswith("baseline")
+        for quantile, value in times.items():
+            baseline = plain[quantile] if plain and not stall and not is_baseline else None
+            label = "all encoded, then keys" if baseline else ""
+            yield Row(f"{name}: {quantile}", value, "µs", baseline, label, "≤ 1 ms" if stall else "")
 
 
 if __name__ == "__main__":
-    sys.setswitchinterval(0.0005)
-    run(*sys.argv[1:2])
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    report(__doc__, run, rows)

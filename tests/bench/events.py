@@ -1,4 +1,4 @@
-"""KV events: blocks a second from the bytes on the wire to the index. Takes about 15 s.
+"""KV events: blocks a second from the bytes on the wire to the index.
 
 python -m tests.bench.events
 
@@ -11,11 +11,10 @@ are CPU time of the thread that decodes, best of some rounds: the machine may be
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from itertools import repeat
 from typing import Any
@@ -29,7 +28,9 @@ from adapters._stream import Item
 from adapters._zmq import Follower, new_context
 from router.core import EventBatch, EventSource
 from router.routing.index import BlockIndex
+from tests.bench.table import Row, report
 
+TAKES_S = 15
 SIZE = 16
 MIXES = {"prefill": (32, 0, 1), "decode": (1, 1, 1), "step": (1, 1, 8)}  # blocks stored, removed, times a batch
 BATCHES = {"prefill": 2_000, "decode": 20_000, "step": 4_000}
@@ -151,5 +152,14 @@ def _best(action: Callable[[], object]) -> float:
     return best
 
 
+def rows(figures: dict[str, Any]) -> Iterator[Row]:
+    for mix, row in figures.items():
+        unpack = row["unpack_blocks_per_s"]
+        for name, rate in row.items():
+            step = name.removesuffix("_blocks_per_s").replace("_", " ")
+            if step != "unpack":
+                yield Row(f"{mix}: {step}", rate, "blocks/s", unpack, "bare unpacking")
+
+
 if __name__ == "__main__":
-    print(json.dumps(run(), indent=2))
+    report(__doc__, run, rows)

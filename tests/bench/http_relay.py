@@ -1,6 +1,7 @@
 """CPU of a bare relay made of the two sides of router.http: what a request costs before anything is decided about it.
 
-Run: PYTHONPATH=. python -m tests.bench.http_relay
+python -m tests.bench.http_relay
+
 Three processes on loopback: an echo of fixed answers, the relay, a client that keeps 16 connections busy with 1 KB chat
 requests (9 headers). The relay's CPU is read from the system's accounts of its process, the rest is not counted.
 """
@@ -12,6 +13,7 @@ import json
 import multiprocessing
 import os
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import cast
 
@@ -21,7 +23,9 @@ from router.errors import EngineError
 from router.http.client import Exchange, Pool
 from router.http.messages import Header
 from router.http.server import Request, Responder, serve
+from tests.bench.table import Row, report
 
+TAKES_S = 6
 _SECONDS = 2.0
 _CONNECTIONS = 16
 _BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 960}], "max_tokens": 16}).encode()
@@ -158,10 +162,13 @@ def run() -> dict[str, float]:
         for process in (relay, engine):
             process.terminate()
             process.join()
-    figures = {"relay_cpu_us": relay_us, "relay_rps": relay_rate, "server_cpu_us": direct_us, "direct_rps": direct_rate}
-    print({name: round(value, 1) for name, value in figures.items()})
-    return figures
+    return {"relay_cpu_us": relay_us, "relay_rps": relay_rate, "server_cpu_us": direct_us, "direct_rps": direct_rate}
+
+
+def rows(figures: dict[str, float]) -> Iterator[Row]:
+    yield Row("CPU a request", figures["relay_cpu_us"], "µs", figures["server_cpu_us"], "our server alone")
+    yield Row("requests", figures["relay_rps"], "/s", figures["direct_rps"], "our server alone")
 
 
 if __name__ == "__main__":
-    run()
+    report(__doc__, run, rows)

@@ -1,6 +1,6 @@
 """Requests a second of wall time that the engine model alone simulates in virtual time.
 
-    python tests/bench/lab.py [requests] [engines]
+    python -m tests.bench.lab [--requests N] [--engines N]
 
 The workload is synthetic conversations shaped like the Mooncake conversation trace (FAST '25): 512-token blocks, about
 12,000 input and 340 output tokens, half of the turns go on where another ended. Requests go round robin. The baseline
@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import heapq
 import random
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
 
 from router.lab.engine import EngineModel, EngineRequest, StepResult
 from router.lab.profiles import PROFILES
+from tests.bench.table import Row, report
 
+TAKES_S = 5
 BLOCK = 512
 
 
@@ -111,14 +112,13 @@ def timed(work: Callable[[], Any]) -> float:
 
 
 def run(requests: int = 12_000, engines: int = 8) -> dict[str, float]:
-    """Prints and returns the figures."""
     arrivals = conversations(requests, per_second=6.0)
     cluster = Cluster(engines)
     took = timed(lambda: cluster.run(arrivals))
     assert cluster.finished == requests
     baseline = timed(lambda: bare_loop(cluster.steps, engines))
     hits = sum(engine.hit_tokens for engine in cluster.engines) / sum(e.queried_tokens for e in cluster.engines)
-    figures = {
+    return {
         "requests": requests,
         "engines": engines,
         "seconds": took,
@@ -130,10 +130,17 @@ def run(requests: int = 12_000, engines: int = 8) -> dict[str, float]:
         "hit_share": hits,
         "preemptions": sum(engine.preemptions for engine in cluster.engines),
     }
-    for name, value in figures.items():
-        print(f"{name:24} {value:,.4g}" if isinstance(value, float) else f"{name:24} {value:,}")
-    return figures
+
+
+def rows(figures: dict[str, float]) -> Iterator[Row]:
+    baseline = figures["bare_event_loop_seconds"]
+    yield Row("simulating all requests", figures["seconds"], "s", baseline, "a bare event loop")
+    yield Row("requests a second", figures["requests_per_second"], "/s")
+    yield Row("engine steps", figures["engine_steps"], "", figures["model_calls"], "calls of the model")
+    yield Row("time of a step", figures["us_per_step"], "µs")
+    yield Row("share of prompt tokens hit", figures["hit_share"], "")
+    yield Row("preemptions", figures["preemptions"], "")
 
 
 if __name__ == "__main__":
-    run(*map(int, sys.argv[1:3]))
+    report(__doc__, run, rows)

@@ -4,6 +4,7 @@
     python -m tests.bench.load stream --port 4000 -c 64 -t 3           streams one after the other until the time is up
     python -m tests.bench.load stream --port 4000 -c 64 --rounds 1     every stream read to its end
     python -m tests.bench.load turns  --port 4000 -c 16 -t 3 --kb 128  next turns of known conversations, all tails new
+    python -m tests.bench.load cold   --port 4000 -c 1 -t 3 --kb 280 --every-s 1   prompts of which nothing is known
 
 Prompts of `plain` and `stream`: 16 shared system prompts (two thirds of the size), then a tail nobody has sent before.
 """
@@ -79,6 +80,15 @@ def next_turn_bodies(kb: float) -> Callable[[], bytes]:
     return body
 
 
+def cold_bodies(kb: float, model: str) -> Callable[[], bytes]:
+    """A number in every kilobyte makes all of it new; to make new text instead would cost the core that measures."""
+    pieces = [text(1012, i).encode() for i in range(int(kb))]
+    counter = iter(range(random.randrange(10**8) * 10, 10**10))
+    body = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "0123456789"}]}
+    before, _, after = json.dumps(body).encode().partition(b"0123456789")
+    return lambda: before + (b" %010d " % next(counter)).join((b"", *pieces)) + after
+
+
 class Client(asyncio.Protocol):
     """One connection: sends a request, reads the answer to its end, sends the next."""
 
@@ -126,7 +136,10 @@ class Client(asyncio.Protocol):
             self.run.latencies.append(time.monotonic_ns() - self.sent)
         else:
             self.run.errors += 1
-        self.next()
+        if self.run.every_s:
+            asyncio.get_running_loop().call_later(self.run.every_s, self.next)
+        else:
+            self.next()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.run.open -= 1
@@ -134,14 +147,19 @@ class Client(asyncio.Protocol):
             self.run.done.set()
 
 
+def bodies(options: argparse.Namespace) -> Callable[[], bytes]:
+    if options.kind == "turns":
+        return next_turn_bodies(options.kb)
+    if options.kind == "cold":
+        return cold_bodies(options.kb, options.model)
+    return shared_prefix_bodies(options.kb, options.kind == "stream")
+
+
 class Run:
     def __init__(self, options: argparse.Namespace) -> None:
         self.streaming = options.kind == "stream"
-        self.body = (
-            next_turn_bodies(options.kb)
-            if options.kind == "turns"
-            else shared_prefix_bodies(options.kb, self.streaming)
-        )
+        self.body = bodies(options)
+        self.every_s = options.every_s
         self.head = (
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
             b"authorization: Bearer sk-bench\r\ncontent-length: %d\r\n\r\n"
@@ -170,13 +188,15 @@ def quantile(values: list[int], q: float) -> float | None:
 
 async def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=("plain", "stream", "turns"))
+    parser.add_argument("kind", choices=("plain", "stream", "turns", "cold"))
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("-c", dest="connections", type=int, default=16)
     parser.add_argument("-t", dest="seconds", type=float, default=3)
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--kb", type=float, default=1)
     parser.add_argument("--stagger-ms", type=float, default=0)
+    parser.add_argument("--every-s", type=float, default=0, help="pause of each connection after an answer")
+    parser.add_argument("--model", default="fake", help="for cold prompts")
     options = parser.parse_args()
     run = Run(options)
     loop = asyncio.get_running_loop()

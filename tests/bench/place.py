@@ -1,4 +1,7 @@
-"""What it costs to place a request: four engines, a prompt of 16 blocks, against a bare pick of the least in flight."""
+"""What it costs to place a request: four engines, a prompt of 16 blocks, against a bare pick of the least in flight.
+
+python -m tests.bench.place
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 import random
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any
 
@@ -20,7 +23,9 @@ from router.routing.fleet import Fleet, Health
 from router.routing.index import BlockIndex
 from router.routing.recent import RecentDispatches
 from router.routing.sent import SentIndex
+from tests.bench.table import Row, report
 
+TAKES_S = 3
 BLOCK = 16
 
 
@@ -137,6 +142,19 @@ def _coroutine_us(rounds: int = 20_000) -> float:
     return asyncio.run(work())
 
 
+def rows(figures: dict[str, float]) -> Iterator[Row]:
+    bare = figures["bare_least_inflight_us"]
+    for name, label in LABELS.items():
+        yield Row(label, figures[name], "µs", bare, "pick of the least in flight")
+
+
+LABELS = {
+    "place_4x16_us": "place: 4 engines, 16 blocks",
+    "place_32x64_us": "place: 32 engines, 64 blocks",
+    "progress_and_release_us": "first token and release",
+    "coroutine_us": "that place is a coroutine",
+}
+
+
 if __name__ == "__main__":
-    for name, figure in run().items():
-        print(f"{name:28} {figure}")
+    report(__doc__, run, rows)

@@ -11,16 +11,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
-from tests.bench.processes import (
-    ENGINE_PORTS,
-    EVENTS_PORT,
-    Measured,
-    fake_engines,
-    gateway,
-    load,
-    metric,
-    set_pace,
-)
+from tests.bench.processes import ENGINE_PORTS, EVENTS_PORT, Measured, fake_engines, gateway, load, metric, set_pace
 from tests.bench.table import Row, report
 
 TAKES_S = 70
@@ -77,9 +68,9 @@ def under_events() -> dict[str, Any]:
         for _ in range(ALTERNATIONS):
             for name, runs in kinds.items():
                 set_pace(blocks_per_s=BLOCKS_PER_S if name == "under_events" else 0, chunks=200)
-                before = metric("warmroute_kv_stored_total")
+                before = metric("warmroute_kv_blocks_stored_total")
                 run = load("stream", "-c", "64", "--rounds", "1", "--stagger-ms", "10")
-                stored = metric("warmroute_kv_stored_total") - before
+                stored = metric("warmroute_kv_blocks_stored_total") - before
                 runs.append({**run, "blocks_per_s": stored / run["seconds"]})
     figures: dict[str, Any] = {}
     for name, runs in kinds.items():

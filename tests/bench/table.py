@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from tests.bench.processes import end_cleanly_when_told
+
 PIPE_WIDTH = 160
 """Columns where there is no terminal: a table folded at 80 is hard to read in a log."""
 
@@ -45,23 +47,25 @@ def report(doc: str | None, run: Callable[..., dict[str, Any]], rows: Rows) -> N
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=parameter.default)
     options = vars(parser.parse_args())
     file: Path | None = options.pop("json")
+    end_cleanly_when_told()
     load_before = os.getloadavg()[0]
     figures = run(**options)
-    console().print(table(title, rows(figures), load_before=load_before))
+    output = console()
+    output.print(f"[bold]{title}[/bold]  (load average before: {load_before:.2f})", soft_wrap=True)
+    output.print(table(rows(figures)))
     if file:
         file.write_text(json.dumps({"load_average_before": round(load_before, 2), "figures": figures}, indent=1) + "\n")
 
 
-def table(title: str, rows: Iterable[Row], *, load_before: float) -> Table:
-    """`load_before`: the load average before anything ran; above some 0.5 the figures are not to be quoted."""
-    made = Table(title=f"{title}  [dim](load average before: {load_before:.2f})[/dim]", title_justify="left")
+def table(rows: Iterable[Row]) -> Table:
+    made = Table()
     made.add_column("figure")
     for heading in ("value", "baseline", "ratio"):
         made.add_column(heading, justify="right")
     made.add_column("baseline is")
     made.add_column("target")
     for row in rows:
-        ratio = "" if row.ratio is None else f"{row.ratio:.3g} ×"
+        ratio = "" if row.ratio is None else f"{row.ratio:.3g} ×" if row.ratio >= 0.01 else f"1/{1 / row.ratio:,.0f}"
         value, baseline = _number(row.value, row.unit), _number(row.baseline, row.unit) if row.baseline else ""
         made.add_row(row.name, value, baseline, ratio, row.against, row.target)
     return made
@@ -75,5 +79,7 @@ def console() -> Console:
 def _number(value: float | None, unit: str) -> str:
     if value is None:
         return "–"
-    digits = 0 if abs(value) >= 1000 or value == int(value) else 1 if abs(value) >= 10 else 2 if abs(value) >= 0.1 else 5
+    digits = (
+        0 if abs(value) >= 1000 or value == int(value) else 1 if abs(value) >= 10 else 2 if abs(value) >= 0.1 else 5
+    )
     return f"{value:,.{digits}f} {unit}".rstrip()

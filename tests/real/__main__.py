@@ -77,6 +77,7 @@ async def examine(engines: RealEngines, model: str, requests: int, seed: int) ->
         with GatewayProcess(engines.urls, state) as gateway:
             figures["gateway_restart"] = await gateway_restart(gateway, model, seed + 1)
             print(json.dumps(figures["gateway_restart"]), flush=True)
+        with GatewayProcess(engines.urls, state, policy="round_robin") as gateway:  # so that it gets its share again
             figures["engine_restart"] = await engine_restart(gateway, engines, model, seed + 2)
             print(json.dumps(figures["engine_restart"]), flush=True)
     return figures
@@ -104,6 +105,11 @@ def exactness(rows: list[Row]) -> dict[str, Any]:
         "all_exact_share": round(sum(row.predicted == row.delivered for row in rows) / max(1, len(rows)), 4),
         "all_over": len(over),
         "all_most_over_tokens": max(over, default=0),
+        "alone_inexact": [
+            f"{row.request_id}: {row.predicted} of {row.delivered}, {row.prompt_source}"
+            for row in alone
+            if row.predicted != row.delivered
+        ],
     }
 
 
@@ -183,6 +189,7 @@ def judge(figures: dict[str, Any]) -> list[str]:
         f"hit rate after a gateway restart is {lost:.3f} lower": lost <= RESTART_POINTS,
         "wrong credit after a gateway restart": not restart["wrong_credit_after"],
         "wrong credit after an engine restart": not figures["engine_restart"]["wrong_credit_after"],
+        "a restarted engine gets nothing": figures["engine_restart"]["answers_of_it_after"] > 0,
     }
     return [what for what, kept in checks.items() if not kept]
 

@@ -25,6 +25,7 @@ class Row:
     delivered: int
     ttft_s: float | None = None
     alone: bool = False
+    prompt_source: str = ""
     instance: str = ""
 
 
@@ -102,6 +103,7 @@ class Driver:
             receipt = known.get(row.request_id)
             if receipt is not None:
                 row.alone, row.instance = receipt["alone"], receipt["instance"]
+                row.prompt_source = receipt["prompt_source"]
 
 
 def _row(answer: httpx.Response, usage: dict[str, Any], started: float) -> Row:

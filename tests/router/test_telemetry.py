@@ -89,6 +89,19 @@ async def test_a_request_that_was_never_placed_counts_no_tokens() -> None:
     assert not [name for name, _ in page if name.startswith("warmroute_input_tokens")]
 
 
+async def test_outcomes_of_more_kinds_than_are_kept_still_count() -> None:
+    telemetry = Telemetry()
+    for number in range(2500):
+        telemetry.observe(changed(instance=f"e-{number}", error="" if number % 2 else "engine_timeout"))
+        telemetry.observe(OUTCOME)
+    assert len(telemetry._series) <= 2000
+    page = await samples(telemetry)
+    assert page["warmroute_requests_total", (("finish", "complete"), ("model", "m"), ("status", "200"))] == 5000
+    assert page["warmroute_errors_total", (("error", "engine_timeout"), ("model", "m"))] == 1250
+    assert page["warmroute_request_duration_seconds_count", (("model", "m"),)] == 5000
+    assert page["warmroute_input_tokens_total", (("instance", "e-0"), ("model", "m"))] == 2501 * 120
+
+
 async def test_series_stay_bounded() -> None:
     telemetry = Telemetry()
     for number in range(5000):

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import re
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
-import msgspec
 import orjson
 
 from router.serving.prompt.cut import Cutter
 from router.serving.prompt.dialect import Dialect, refuse_unknown_prompts
-from router.serving.prompt.reason import Unreadable
+from router.serving.prompt.pieces import NO_IDS, Asked, Piece
+from router.serving.prompt.plain_chat import PlainChat
+from router.serving.prompt.reason import TooLong, Unreadable
 from router.serving.prompt.template import ChatTemplates
 from router.serving.prompt.tokenizer import Ids, Tokenizer
 
-Piece: TypeAlias = "str | array[int]"
 Body = Mapping[str, Any]
 
 IDS_A_PIECE = 2_048
 _SURROGATES = re.compile("[\ud800-\udfff]")
-_NO_IDS: Ids = array("I")
-
-
-class Asked(msgspec.Struct, frozen=True):
-    """A prompt in pieces."""
-
-    pieces: Sequence[Piece]
-    opening: Ids = _NO_IDS  # ids before the first piece
-    answered: bool = False  # it holds an answer of the model, so an engine has held its text
-    turn: int = 1
-    reason: str = ""
 
 
 def kind_of(path: str, body: Body) -> str:
@@ -56,20 +46,34 @@ class BodyReader:
         cutter: Cutter,
         *,
         variables: Mapping[str, Any] | None = None,
+        plain: Mapping[str, PlainChat] | None = None,
     ) -> None:
+        """`plain`: by the name of a dialect, how it reads plain conversations with these templates and variables."""
         self.dialect = dialect
         self._templates = templates
         self._tokenizer = tokenizer
         self._cut = cutter.cut
         self._variables = variables or {}
+        self._plain = plain or {}
+        self._plain_chat = self._plain.get(dialect.name)
 
     def with_dialect(self, dialect: Dialect) -> BodyReader:
         reader = BodyReader.__new__(BodyReader)
-        reader.__dict__.update(self.__dict__, dialect=dialect)
+        reader.__dict__.update(self.__dict__, dialect=dialect, _plain_chat=self._plain.get(dialect.name))
         return reader
 
-    def read(self, path: str, body: Body) -> Asked:
-        """Raises `Unreadable` when the engine's tokens cannot be known."""
+    def read(self, path: str, body: Body, at_most: float = math.inf) -> Asked:
+        """Raises `Unreadable` when the engine's tokens cannot be known; `TooLong` for over `at_most` characters."""
+        if self._plain_chat is not None and path.endswith("/chat/completions"):
+            asked = self._plain_chat.read(body, at_most)
+            if asked is not None:
+                return asked
+        if _characters(body) > at_most:
+            raise TooLong
+        return self.read_any(path, body)
+
+    def read_any(self, path: str, body: Body) -> Asked:
+        """The same without the short cut for plain conversations."""
         refuse_unknown_prompts(body)
         kind = kind_of(path, body)
         if kind == "chat":
@@ -83,7 +87,7 @@ class BodyReader:
             raise Unreadable("the model has no chat template")
         reading = self.dialect.read(body, self._templates, self._variables)
         answered, turn = roles_of(body["messages"])
-        opening = self._opening() if body.get("add_special_tokens") is True else _NO_IDS
+        opening = self._opening() if body.get("add_special_tokens") is True else NO_IDS
         return Asked(self._pieces(reading.render()), opening, answered, turn)
 
     def _completion(self, body: Body) -> Asked:
@@ -92,7 +96,7 @@ class BodyReader:
             return ids_asked(prompt, reason)
         if not prompt:
             raise Unreadable("an empty prompt")
-        opening = _NO_IDS if body.get("add_special_tokens") is False else self._opening()
+        opening = NO_IDS if body.get("add_special_tokens") is False else self._opening()
         return Asked(self._pieces(prompt), opening, reason=reason)
 
     def _opening(self) -> Ids:
@@ -110,7 +114,10 @@ class ApproximateReader:
     Such keys are compared only with keys made here, never with an engine's events.
     """
 
-    def read(self, path: str, body: Body) -> Asked:
+    def read(self, path: str, body: Body, at_most: float = math.inf) -> Asked:
+        """Raises `Unreadable`; `TooLong` for over `at_most` characters."""
+        if _characters(body) > at_most:
+            raise TooLong
         refuse_unknown_prompts(body)
         kind = kind_of(path, body)
         if kind == "ids":
@@ -171,6 +178,18 @@ def rough_tokens(body: Body) -> int:
         return sum(len(_flat(message)) // 4 + 4 for message in messages if isinstance(message, dict)) or 1
     prompt, _ = first_of_batch(body.get("prompt", body.get("text", body.get("input"))))
     return max(1, len(prompt) // 4) if isinstance(prompt, str) else 1
+
+
+def _characters(body: Body) -> int:
+    """Of what makes prompts long: the contents of messages, or the prompt."""
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        prompt, _ = first_of_batch(body.get("prompt", body.get("text")))
+        return len(prompt) if isinstance(prompt, str) else 0
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
+    texts = [*contents, *(part.get("text") for part in parts)]
+    return sum(len(text) for text in texts if isinstance(text, str))
 
 
 def _pseudo_pieces(text: str) -> list[Ids]:

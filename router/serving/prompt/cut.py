@@ -19,20 +19,18 @@ LEAST = 2_048
 """Characters between two cuts that are not at a special token."""
 _WINDOW = 256
 _LETTER = r"[^\W\d_]"
-_SPACE = re.compile(rf" (?={_LETTER})")
+_SPACE = re.compile(rf" (?<=\S )(?={_LETTER})")  # the space first: the search for one character is the fastest
 _LINE_END = re.compile(rf"\n(?={_LETTER})")
 _CLAUSE_END = re.compile(rf"[。，！？；、](?={_LETTER})")  # Chinese and Japanese do without spaces
 
 
 def _word(text: str, start: int, stop: int) -> int:
     """Between something visible and a single space with a letter behind it."""
-    search = _SPACE.search  # twice as fast as finditer where the first hit is the place, as nearly always
-    while (found := search(text, start, stop)) is not None:
-        at = found.start()
-        if not text[at - 1].isspace():
-            return at
-        start = at + 1
-    return -1
+    at = text.find(" ", start, stop)  # nearly always the place, and found four times as fast as by the expression
+    if 0 <= at < stop - 1 and text[at + 1].isalpha() and not text[at - 1].isspace():
+        return at
+    found = _SPACE.search(text, start, stop)
+    return found.start() if found is not None else -1
 
 
 def _line(text: str, start: int, stop: int) -> int:
@@ -53,6 +51,10 @@ def _clause(text: str, start: int, stop: int) -> int:
     return -1
 
 
+def _nowhere(text: str, start: int, stop: int) -> int:
+    return -1
+
+
 KINDS: Mapping[str, Callable[[str, int, int], int]] = {
     "word": _word,
     "line": _line,
@@ -67,7 +69,7 @@ class Cutter:
     def __init__(self, turn_starts: Iterable[str], kinds: Iterable[str], *, least: int = LEAST) -> None:
         self.turn_starts = tuple(turn_starts)
         self.kinds = tuple(kinds)
-        self._least = least
+        self.least = least
         self._places = [KINDS[kind] for kind in self.kinds]
 
     def cut(self, text: str) -> list[str]:
@@ -75,8 +77,8 @@ class Cutter:
         pieces: list[str] = []
         start = 0
         for end in (*self._turns(text), len(text)):
-            if end - start > self._least:
-                self._cut_long(text, start, end, pieces)
+            if end - start > self.least:
+                self.cut_long(text, start, end, pieces)
             elif end > start:
                 pieces.append(text[start:end])
             start = end
@@ -93,11 +95,16 @@ class Cutter:
             found.sort()
         return found
 
-    def _cut_long(self, text: str, start: int, end: int, pieces: list[str]) -> None:
-        least = self._least
+    def cut_long(self, text: str, start: int, end: int, pieces: list[str]) -> None:
+        """Cuts text[start:end], within one turn and longer than `least`, and appends its pieces."""
+        least, first_kind = self.least, self._places[0] if self._places else _nowhere
         look = start + least
         while look < end:
-            at = self._place(text, look, end)
+            stop = min(look + _WINDOW, end)
+            at = first_kind(text, look, stop)
+            # Other kinds only in whole windows: while the text grows, the first kind may still be found.
+            if at < 0 and stop - look == _WINDOW:
+                at = self._place_of_other_kind(text, look, stop)
             if at < 0:
                 look += least  # looking at every character of a text without places to cut would take too long
                 continue
@@ -105,16 +112,11 @@ class Cutter:
             start, look = at, at + least
         pieces.append(text[start:end])
 
-    def _place(self, text: str, look: int, end: int) -> int:
-        """The place to cut within the window from `look` on, or -1."""
-        stop = min(look + _WINDOW, end)
-        for place in self._places:
+    def _place_of_other_kind(self, text: str, look: int, stop: int) -> int:
+        for place in self._places[1:]:
             at = place(text, look, stop)
             if at > 0:
                 return at
-            # Other kinds only in whole windows: while the text grows, the first kind may still be found.
-            if stop - look < _WINDOW:
-                break
         return -1
 
 

@@ -36,6 +36,14 @@ _NOT_VARIABLES = frozenset(
         *("return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
     }
 )
+SHAPING_FIELDS = frozenset(
+    {
+        *(field for field, _ in _CHANGES_PROMPT),
+        *("input_ids", "tools", "documents", "chat_template_kwargs", "reasoning_effort"),
+        *("add_generation_prompt", "continue_final_message", "add_special_tokens"),
+    }
+)
+"""All fields of a chat body, beside its messages, that may change the prompt."""
 _BILLING_HEADER = "x-anthropic-billing-header"
 
 
@@ -63,6 +71,8 @@ class Reading(msgspec.Struct, frozen=True):
 
 class Dialect(Protocol):
     name: str
+    system_marks: tuple[str, ...]
+    """Texts in a system message that make this engine change it."""
 
     def read(self, body: Body, templates: ChatTemplates, defaults: Mapping[str, Any]) -> Reading:
         """`defaults`: the template variables the server was started with. Raises `Unreadable`."""
@@ -80,6 +90,7 @@ class Plain:
     """Servers that hand messages and tools to the template as they came (transformers serve, llama.cpp)."""
 
     name = "plain"
+    system_marks: tuple[str, ...] = ()
 
     def read(self, body: Body, templates: ChatTemplates, defaults: Mapping[str, Any]) -> Reading:
         messages = _messages_of(body)
@@ -112,6 +123,7 @@ class VLLM(Plain):
     """vLLM 0.32: `renderers/chat_utils.py`, `renderers/hf.py`, `ChatCompletionRequest.build_chat_params`."""
 
     name = "vllm"
+    system_marks: tuple[str, ...] = (_BILLING_HEADER,)
 
     def messages(self, messages: Sequence[Message], template: ChatTemplate, *, continues: bool) -> Sequence[Message]:
         parts = template.iterates_content

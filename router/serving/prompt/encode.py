@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
 
-from router.serving.prompt.asked import Piece
 from router.serving.prompt.memo import Link, Memo, Sizes
+from router.serving.prompt.pieces import Piece
 from router.serving.prompt.tokenizer import Ids, Tokenizer
 
 log = logging.getLogger(__name__)
@@ -125,10 +125,3 @@ class Encoder:
         self.bytes_per_token += _SMOOTHING * (size / tokens - self.bytes_per_token)
         if took_s is not None:
             self.us_per_byte += _SMOOTHING * (min(1e6 * took_s / size, 5.0) - self.us_per_byte)
-
-
-def weight(piece: Piece) -> int:
-    """Work to encode a piece, in bytes of text. Ids only need their keys."""
-    if isinstance(piece, str):
-        return len(piece) if piece.isascii() else len(piece.encode())
-    return len(piece) >> 4

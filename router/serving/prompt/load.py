@@ -11,9 +11,10 @@ from typing import Any
 from jinja2 import TemplateError
 
 from router.serving.prompt.asked import BodyReader
-from router.serving.prompt.cut import make_cutter
+from router.serving.prompt.cut import Cutter, make_cutter
 from router.serving.prompt.dialect import DIALECTS, Dialect
 from router.serving.prompt.parity import Parity
+from router.serving.prompt.plain_chat import ROLES, PlainChat, learn_plain_chat
 from router.serving.prompt.prepare import ModelPrompts, OnDifference, PromptLimits
 from router.serving.prompt.template import ChatTemplates, load_chat_templates
 from router.serving.prompt.tokenizer import Tokenizer, demo_model, load_tokenizer
@@ -47,7 +48,7 @@ def load_prompts(
         if tokenizer is not None:
             loaded = load_tokenizer(tokenizer)
             templates = _templates(tokenizer, chat_template)
-            reader = _reader(loaded, templates, dialect, template_variables)
+            reader = read_with(loaded, templates, dialect, template_variables)
     except (OSError, ValueError, TypeError, TemplateError) as error:
         loaded, reason = None, f"the tokenizer or chat template cannot be used: {type(error).__name__}: {error}"
     prompts = ModelPrompts(
@@ -75,11 +76,32 @@ def _templates(tokenizer: str, file: Path | None) -> ChatTemplates | None:
     return load_chat_templates(Path(tokenizer), file=file)
 
 
-def _reader(
+def read_with(
     tokenizer: Tokenizer, templates: ChatTemplates | None, dialect: str, variables: Mapping[str, Any] | None
 ) -> BodyReader:
+    """A reader, with all that is learned of tokenizer and templates. Takes some 100 ms."""
     compiled = [t for t in (templates.default, templates.tool_use) if t is not None] if templates is not None else []
-    return BodyReader(_named(dialect), templates, tokenizer, make_cutter(tokenizer, compiled), variables=variables)
+    cutter = make_cutter(tokenizer, compiled)
+    plain = _plain_chats(templates, cutter, variables or {}) if templates is not None else {}
+    return BodyReader(_named(dialect), templates, tokenizer, cutter, variables=variables, plain=plain)
+
+
+def _plain_chats(templates: ChatTemplates, cutter: Cutter, variables: Mapping[str, Any]) -> dict[str, PlainChat]:
+    """By the name of the dialect."""
+    if templates.default.tells_time:
+        return {}  # what it writes today it does not write tomorrow
+    found: dict[str, PlainChat] = {}
+    for dialect in DIALECTS:
+
+        def render(body: Mapping[str, Any], dialect: Dialect = dialect) -> str:
+            return dialect.read(body, templates, variables).render()
+
+        marks = dict.fromkeys(ROLES, templates.default.marks)
+        marks["system"] = marks["system"].union(dialect.system_marks)
+        chat = learn_plain_chat(render, cutter, marks)
+        if chat is not None:
+            found[dialect.name] = chat
+    return found
 
 
 def _named(dialect: str) -> Dialect:

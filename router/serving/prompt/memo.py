@@ -69,12 +69,9 @@ class Memo:
     def known(self, hashes: Sequence[int], sizes: Sizes) -> list[Link]:
         """Links of the longest known beginning of a chain, in order."""
         get = self._links.get
-        count = len(hashes)
-        while count and ((link := get(hashes[count - 1])) is None or link.sizes != sizes):
-            count -= 1
         known: list[Link] = []
-        for at in range(count):
-            link = get(hashes[at])
+        for key in hashes:
+            link = get(key)
             if link is None or link.sizes != sizes:
                 break
             known.append(link)
@@ -102,7 +99,6 @@ def joined_keys(links: Sequence[Link], sizes: Sizes) -> dict[int, array[int]]:
     """All keys of a chain, for each block size."""
     keys: dict[int, array[int]] = {}
     for at, size in enumerate(sizes):
-        all_keys = array("Q")
-        all_keys.frombytes(b"".join([link.keys[at] for link in links]))
-        keys[size] = all_keys
+        own = links[0].keys[at] if len(links) == 1 else b"".join([link.keys[at] for link in links])
+        keys[size] = array("Q", own)
     return keys

@@ -23,7 +23,6 @@ from router.errors import EngineError
 from router.routing.blocks import root_key
 from router.serving.prompt.asked import (
     ApproximateReader,
-    Asked,
     Body,
     BodyReader,
     ids_asked,
@@ -31,16 +30,17 @@ from router.serving.prompt.asked import (
     without_surrogates,
 )
 from router.serving.prompt.dialect import Dialect
-from router.serving.prompt.encode import Chunk, Encoder, weight
-from router.serving.prompt.memo import Link, Memo, Sizes, joined_keys
+from router.serving.prompt.encode import Chunk, Encoder
+from router.serving.prompt.memo import Memo, Sizes, joined_keys
 from router.serving.prompt.parity import Parity, Watch
-from router.serving.prompt.reason import Unreadable
+from router.serving.prompt.pieces import NO_IDS, Asked, Piece
+from router.serving.prompt.reason import TooLong, Unreadable
+from router.serving.prompt.search import Search, Source, chain_hashes, weight
 from router.serving.prompt.seen import SeenTexts
 from router.serving.prompt.tokenizer import Ids, Tokenizer
 
 EngineTokenize = Callable[[str, Mapping[str, Any]], Awaitable[list[int]]]
 """The engine's own ids for a path and body. Raises EngineError."""
-Mode = Literal["exact", "engine", "approximate"]
 OnDifference = Literal["enforce", "warn", "off"]
 
 _ENGINE_CACHE_TOKENS = 4_000_000  # 16 MB of ids
@@ -49,14 +49,15 @@ _RENDERED_FIELDS = (
     *("messages", "prompt", "text", "input_ids", "tools", "tool_choice", "documents", "chat_template_kwargs"),
     *("reasoning_effort", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
 )
-_ODD_SHAPES = (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
-"""What code that reads JSON raises where a client sends a number for a list. What is wrong is the engine's to say."""
+_UNREADABLE = (Unreadable, AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
+"""The latter is what code that reads JSON raises where a client sends a number for a list."""
+_LONGEST_PIECE = 65_536  # characters; a text without a place to cut becomes ids in one go, and the loop waits for it
 _FAILED = "tokenizing failed"
 _ESTIMATED = "text not seen before: its length is an estimate"
 
 
 class Reader(Protocol):
-    def read(self, path: str, body: Body) -> Asked: ...
+    def read(self, path: str, body: Body, at_most: float = ...) -> Asked: ...
 
 
 class PromptLimits(msgspec.Struct, frozen=True):
@@ -64,6 +65,7 @@ class PromptLimits(msgspec.Struct, frozen=True):
     inline_us: float = 800.0  # tokenizing on the loop, at most
     wait_s: float = 0.3  # for the thread, or for an engine's /tokenize
     backlog_bytes: int = 16 << 20  # text waiting for the thread
+    read_at_once_chars: int = 1 << 19  # longer bodies are read in a thread
     worth_tokenizing_bytes: int = 4_096  # unseen text from here on is tokenized afterwards
     always: bool = False  # tokenize unseen text too
 
@@ -105,7 +107,7 @@ class ModelPrompts:
         self.stats = PromptStats()
         self.parity = Parity()
         self.engine_tokenize: EngineTokenize | None = None
-        self.mode: Mode = "exact" if tokenizer is not None and reader is not None else "approximate"
+        self.mode: Source = "exact" if tokenizer is not None and reader is not None else "approximate"
         self._tokenizer = tokenizer
         self._exact = reader
         self._approximate = ApproximateReader()
@@ -120,7 +122,7 @@ class ModelPrompts:
         self._encoder = Encoder(tokenizer, self._memo, executor, backlog_bytes=self.limits.backlog_bytes)
         self._engine_ids = _EngineIds(_ENGINE_CACHE_TOKENS)
         self._watch = Watch()
-        self._roots: dict[tuple[str, str | None, str | None, int, Mode], tuple[int, int]] = {}
+        self._roots: dict[tuple[_Whose, int, Source], tuple[int, int]] = {}
 
     async def prepare(
         self, path: str, body: Body, *, domain: str = "", salt: str | None = None, lora: str | None = None
@@ -139,14 +141,24 @@ class ModelPrompts:
             return self._ask_engine(path, body, whose)
         reader: Reader = self._exact if self.mode == "exact" and self._exact is not None else self._approximate
         try:
-            asked = reader.read(path, body)
-        except Unreadable as unreadable:
-            return self._unread(body, unreadable.reason)
-        except _ODD_SHAPES:
-            return self._unread(body, "a body of an unexpected shape")
+            asked = reader.read(path, body, self.limits.read_at_once_chars)
+        except TooLong:
+            return self._read_in_thread(reader, path, body, whose)
+        except _UNREADABLE as error:
+            return self._unread(body, _reason_of(error))
         if not asked.pieces:
             return self._unread(body, "an empty prompt")
         return self._find(asked, whose, self.mode)
+
+    async def _read_in_thread(self, reader: Reader, path: str, body: Body, whose: _Whose) -> Prompt:
+        source = self.mode
+        try:
+            # Not in the thread that tokenizes: that may have to do for longer than anybody wants to wait.
+            asked = await asyncio.to_thread(reader.read, path, body)
+        except _UNREADABLE as error:
+            return self._unread(body, _reason_of(error))
+        prompt = self._find(asked, whose, source)
+        return prompt if isinstance(prompt, Prompt) else await prompt
 
     # --- parity -------------------------------------------------------------------------------------------------------
 
@@ -158,7 +170,7 @@ class ModelPrompts:
         """A probe's ids in a dialect, computed here and now and not remembered. Raises `Unreadable`."""
         if self._exact is None or self._tokenizer is None:
             raise Unreadable("no tokenizer")
-        asked = self._exact.with_dialect(dialect).read(path, body)
+        asked = self._exact.with_dialect(dialect).read_any(path, body)
         ids = asked.opening.tolist()
         for piece in asked.pieces:
             ids += (self._tokenizer.encode([piece])[0] if isinstance(piece, str) else piece).tolist()
@@ -187,111 +199,108 @@ class ModelPrompts:
 
     # --- finding ------------------------------------------------------------------------------------------------------
 
-    def _find(self, asked: Asked, whose: _Whose, source: Mode) -> Prompt | Coroutine[Any, Any, Prompt]:
-        seed, root = self._root(whose, len(asked.opening), source)
+    def _find(self, asked: Asked, whose: _Whose, source: Source) -> Prompt | Coroutine[Any, Any, Prompt]:
+        seed, root = self._roots.get((whose, len(asked.opening), source)) or self._root(whose, asked.opening, source)
         try:
-            hashes = _chain_hashes(asked.pieces, seed)
+            hashes = chain_hashes(asked.pieces, seed)
         except UnicodeEncodeError:
             asked = msgspec.structs.replace(asked, pieces=[without_surrogates(str(piece)) for piece in asked.pieces])
-            hashes = _chain_hashes(asked.pieces, seed)
-        sizes = self._sizes_in_use()
-        known = self._memo.known(hashes, sizes)
-        search = _Search(asked, hashes, sizes, known, source)
-        if len(known) == len(hashes):
-            return self._prompt(search)
-        if not known:
-            search.link = Link.root(root, sizes).extend(asked.opening) if asked.opening else Link.root(root, sizes)
-        wanted = self._worth_knowing(search)
-        self._seen.add(hashes[len(known) :])
-        return self._learn(search, wanted)
-
-    def _sizes_in_use(self) -> Sizes:
-        told = self._block_sizes()
-        if told != self._told_sizes:
+            hashes = chain_hashes(asked.pieces, seed)
+        if (told := self._block_sizes()) is not self._told_sizes:
             self._told_sizes, self._sizes = told, tuple(sorted(told))
-        return self._sizes
+        known = self._memo.known(hashes, self._sizes)
+        search = Search(asked, hashes, known, root, self._sizes, source)
+        count, first = len(hashes), len(known)
+        if first == count:
+            return self._exact_prompt(search)
+        # What nobody has asked before, no engine can hold; what may be held is worth knowing.
+        upto = self._seen.add(hashes, first)
+        if upto < count and (asked.answered or self.limits.always or self._unseen_counts()):
+            upto = count
+        return self._learn(search, upto) if upto > first else self._estimated(search, "", rest_later=True)
 
-    def _worth_knowing(self, search: _Search) -> int:
-        """How many pieces an engine may hold. What nobody has asked before, none can hold."""
-        hashes, upto = search.hashes, len(search.known)
-        if search.asked.answered or self.limits.always or self._unseen_counts():
-            return len(hashes)
-        while upto < len(hashes) and hashes[upto] in self._seen:
-            upto += 1
-        return upto
-
-    def _learn(self, search: _Search, upto: int) -> Prompt | Coroutine[Any, Any, Prompt]:
+    def _learn(self, search: Search, upto: int) -> Prompt | Coroutine[Any, Any, Prompt]:
         first = len(search.known)
-        size = sum(search.weights[: upto - first])
+        pieces = _tokenizable(search.asked.pieces[first:upto])
+        if not pieces:
+            return self._estimated(search, "a text too long for its tokens to be taken at once")
+        hashes = search.hashes[: first + len(pieces)]
+        size = sum(map(weight, pieces))
         if size * self._encoder.us_per_byte > self.limits.inline_us:
-            work = self._encoder.in_thread(search.link, search.asked.pieces[first:upto], search.hashes[:upto], size)
+            work = self._encoder.in_thread(search.link, pieces, hashes, size)
             if work is None:
-                return self._prompt(search, reason="the tokenizer has too much to do")
+                return self._estimated(search, "the tokenizer has too much to do")
             return self._await(work, search)
-        if upto > first:
-            links = self._encoder.now(search.link, search.asked.pieces[first:upto], search.hashes[:upto], size)
-            if links is None:
-                return self._prompt(search, reason=_FAILED)
-            search.extend(links)
-        self._learn_later(search)
-        return self._prompt(search)
+        links = self._encoder.now(search.link, pieces, hashes, size)
+        return self._learned(search, links) if links is not None else self._estimated(search, _FAILED)
 
-    def _learn_later(self, search: _Search) -> None:
-        size = sum(search.weights)
-        if size >= self.limits.worth_tokenizing_bytes:
-            self._encoder.in_thread(search.link, search.asked.pieces[len(search.known) :], search.hashes, size)
-
-    async def _await(self, work: asyncio.Future[Chunk], search: _Search) -> Prompt:
+    async def _await(self, work: asyncio.Future[Chunk], search: Search) -> Prompt:
         self.stats.waited += 1
         await asyncio.wait((work,), timeout=self.limits.wait_s)
         if not work.done():
             self.stats.timeouts += 1
-            return self._prompt(search, reason="tokenizing takes too long")
+            return self._estimated(search, "tokenizing takes too long")
         if work.cancelled() or work.exception() is not None:
-            return self._prompt(search, reason=_FAILED)
-        search.extend(work.result())
-        self._learn_later(search)
-        return self._prompt(search)
+            return self._estimated(search, _FAILED)
+        return self._learned(search, work.result())
 
-    def _prompt(self, search: _Search, *, reason: str = "") -> Prompt:
-        asked, at = search.asked, len(search.known)
-        tokens = known_tokens = search.link.tokens
+    def _learned(self, search: Search, links: Chunk) -> Prompt:
+        search.known += links
+        if len(search.known) < len(search.hashes):
+            return self._estimated(search, "", rest_later=True)
+        return self._exact_prompt(search)
+
+    def _exact_prompt(self, search: Search) -> Prompt:
+        asked, known = search.asked, search.known
+        tokens = known[-1].tokens
+        keys = joined_keys(known, search.sizes)
+        return Prompt(tokens, tokens, keys, (), search.source, asked.reason, asked.turn)
+
+    def _estimated(self, search: Search, reason: str, *, rest_later: bool = False) -> Prompt:
+        """Each piece that is not known has its hash for a key, and a length by its bytes.
+
+        `rest_later`: if they are long, the thread tokenizes them afterwards.
+        """
+        self.stats.estimated += 1
+        asked, hashes, first = search.asked, search.hashes, len(search.known)
+        pieces, bytes_per_token = asked.pieces, self._encoder.bytes_per_token
+        known_tokens = search.tokens
+        tokens, size = float(known_tokens), 0
         text_keys: list[tuple[int, int]] = []
-        if at < len(search.hashes):
-            self.stats.estimated += 1
-            length = float(known_tokens)
-            for piece, key, size in zip(asked.pieces[at:], search.hashes[at:], search.weights, strict=True):
-                length += size / self._encoder.bytes_per_token if isinstance(piece, str) else len(piece)
-                text_keys.append((key, round(length)))
-            tokens = max(round(length), known_tokens + 1)
-            reason = reason or _ESTIMATED
+        for at in range(first, len(hashes)):
+            piece = pieces[at]
+            if isinstance(piece, str):
+                size += (length := len(piece) if piece.isascii() else len(piece.encode()))
+                tokens += length / bytes_per_token
+            else:
+                tokens += len(piece)
+            text_keys.append((hashes[at], round(tokens)))
+        if rest_later and size >= self.limits.worth_tokenizing_bytes and (rest := _tokenizable(pieces[first:])):
+            self._encoder.in_thread(search.link, rest, hashes[: first + len(rest)], size)
         return Prompt(
-            tokens=tokens,
-            known_tokens=known_tokens,
-            keys=joined_keys(search.known, search.sizes),
-            text_keys=tuple(text_keys),
-            source=search.source,
-            reason=asked.reason or reason,
-            turn=asked.turn,
+            max(round(tokens), known_tokens + 1),
+            known_tokens,
+            joined_keys(search.known, search.sizes),
+            tuple(text_keys),
+            search.source,
+            asked.reason or reason or _ESTIMATED,
+            asked.turn,
         )
 
     def _unread(self, body: Body, reason: str) -> Prompt:
         self.stats.unread += 1
         return Prompt(tokens=rough_tokens(body), known_tokens=0, keys={}, source="none", reason=reason)
 
-    def _root(self, whose: _Whose, opening: int, source: Mode) -> tuple[int, int]:
+    def _root(self, whose: _Whose, opening: Ids, source: Source) -> tuple[int, int]:
         """The seed of the text chain and the key before the first block: apart for each domain, adapter and source."""
-        name = (*whose, opening, source)
-        found = self._roots.get(name)
-        if found is None:
-            if len(self._roots) >= _ROOTS:
-                self._roots.clear()
-            domain, salt, lora = whose
-            # Pseudo tokens must not be taken for tokens: their chain has a root of its own.
-            model = self.model if source != "approximate" else f"{self.model}\0approximate"
-            key = root_key(self._secret, model, lora, salt)
-            seed = xxh3_64_intdigest(f"{source}|{opening}|{domain}".encode("utf-8", "surrogatepass"), key)
-            found = self._roots[name] = (seed, key)
+        if len(self._roots) >= _ROOTS:
+            self._roots.clear()
+        domain, salt, lora = whose
+        # Pseudo tokens must not be taken for tokens: their chain has a root of its own.
+        model = self.model if source != "approximate" else f"{self.model}\0approximate"
+        key = root_key(self._secret, model, lora, salt)
+        seed = xxh3_64_intdigest(f"{source}|{len(opening)}|{domain}".encode("utf-8", "surrogatepass"), key)
+        found = self._roots[whose, len(opening), source] = (seed, key)
         return found
 
     # --- the engine's own tokens --------------------------------------------------------------------------------------
@@ -299,7 +308,7 @@ class ModelPrompts:
     async def _ask_engine(self, path: str, body: Body, whose: _Whose) -> Prompt:
         if self.engine_tokenize is None:
             return self._unread(body, "no engine to ask for its tokens")
-        seed, _ = self._root(whose, 0, "engine")
+        seed, _ = self._roots.get((whose, 0, "engine")) or self._root(whose, NO_IDS, "engine")
         try:
             name = xxh3_64_intdigest(orjson.dumps([path, [body.get(field) for field in _RENDERED_FIELDS]]), seed)
         except TypeError:
@@ -322,29 +331,6 @@ class ModelPrompts:
 
 _Whose = tuple[str, str | None, str | None]
 """Isolation domain, salt, adapter."""
-
-
-class _Search:
-    """How far one prompt's chain is known."""
-
-    __slots__ = ("asked", "hashes", "known", "link", "sizes", "source", "weights")
-
-    link: Link
-
-    def __init__(self, asked: Asked, hashes: Sequence[int], sizes: Sizes, known: list[Link], source: Mode) -> None:
-        self.asked = asked
-        self.hashes = hashes
-        self.sizes = sizes
-        self.known = known
-        self.source = source
-        self.weights = [weight(piece) for piece in asked.pieces[len(known) :]]  # of what is not known
-        if known:
-            self.link = known[-1]
-
-    def extend(self, links: Chunk) -> None:
-        self.known += links
-        self.link = links[-1]
-        del self.weights[: len(links)]
 
 
 class _EngineIds:
@@ -370,7 +356,13 @@ class _EngineIds:
             self._tokens -= self._asked.popitem(last=False)[1][1]
 
 
-def _chain_hashes(pieces: Sequence[str | Ids], seed: int) -> list[int]:
-    """Each hash stands for its piece and all before it."""
-    digest = xxh3_64_intdigest
-    return [seed := digest(piece.encode() if isinstance(piece, str) else piece, seed) for piece in pieces]
+def _reason_of(error: Exception) -> str:
+    return error.reason if isinstance(error, Unreadable) else "a body of an unexpected shape"
+
+
+def _tokenizable(pieces: Sequence[Piece]) -> Sequence[Piece]:
+    """Those before the first that is too long."""
+    for at, piece in enumerate(pieces):
+        if len(piece) > _LONGEST_PIECE:
+            return pieces[:at]
+    return pieces

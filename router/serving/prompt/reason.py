@@ -1,4 +1,4 @@
-"""Why a prompt has no keys."""
+"""Why a prompt has no keys, or not yet."""
 
 from __future__ import annotations
 
@@ -12,3 +12,7 @@ class Unreadable(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class TooLong(Exception):
+    """A body that takes too long to be read on the event loop."""

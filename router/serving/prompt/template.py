@@ -21,6 +21,7 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from router.serving.prompt.content_marks import content_marks
 from router.serving.prompt.reason import Unreadable
 
 _CONTINUE_HERE = (
@@ -51,6 +52,8 @@ class ChatTemplate:
         self.source = source
         self.variables = frozenset(meta.find_undeclared_variables(tree))
         self.iterates_content = _iterates_content(tree)
+        self.marks = content_marks(tree) | {text for text in (specials or {}).values() if text}
+        self.tells_time = "strftime_now" in source
         self.knows_developer = '"developer"' in source or "'developer'" in source
         self._specials = dict(specials or {})
         self._context = template.new_context

@@ -190,6 +190,42 @@ async def test_the_head_is_ours_and_the_headers_are_the_callers(engine, pool):
     ]
 
 
+@pytest.mark.parametrize("body", [b"", b"{}", b"x" * 16_384, b"x" * 16_385])
+async def test_a_head_written_beforehand_is_the_same_request(engine, pool, body):
+    one = await engine(answers_ok)
+    mine = pool(one.url + "/base/")
+    headers = [(b"x-a", b"b%d"), (b"host", b"evil"), (b"content-length", b"99")]
+    await ask(mine, headers=headers, body=body)[1].done()
+    lines = mine.post_lines(b"/v1/x", headers)
+    for more in (b"", b"\r\nx-c: d"):
+        taken = Taken()
+        mine.post(lines + more, body, taken)
+        await taken.done()
+        assert taken.calls == ["head", "data", "end"]
+    plain, same, longer = one.heads
+    assert plain == same
+    assert longer == plain.replace(b"x-a: b%d\r\n", b"x-a: b%d\r\nx-c: d\r\n")
+    assert mine.stats.exchanges == 3
+
+
+async def test_a_line_break_in_a_head_written_beforehand_raises(pool):
+    mine = pool("http://127.0.0.1:1")
+    with pytest.raises(ValueError, match="line break"):
+        mine.post_lines(b"/v1/x", [(b"x-a\n", b"b")])
+    with pytest.raises(ValueError, match="line break"):
+        mine.post_lines(b"/v1/x HTTP/1.1\r\nx-a: b", [])
+
+
+async def test_a_closing_pool_does_not_say_that_the_engine_was_not_reached(engine, pool):
+    one = await engine(answers_ok)
+    mine = pool(one.url)
+    await ask(mine)[1].done()
+    taken = ask(mine)[1]
+    await mine.aclose()
+    assert (await taken.done()).error.code == "engine_no_answer"
+    assert mine.stats.retried == 0
+
+
 async def test_get_has_no_length_and_an_empty_post_has(engine, pool):
     one = await engine(answers_ok)
     mine = pool(one.url)
@@ -551,6 +587,7 @@ async def test_a_refused_connection_is_unreachable(pool):
     mine = pool(f"http://127.0.0.1:{port}")
     taken = await ask(mine)[1].done()
     assert isinstance(taken.error, EngineUnreachable)
+    assert taken.error.code == "engine_unreachable"
     assert "127.0.0.1" not in taken.error.message
     assert mine.open == 0
     assert mine.stats.unreachable == 1
@@ -574,6 +611,7 @@ async def test_a_fresh_connection_that_dies_is_unreachable_and_not_retried(engin
     one = await engine(writes())
     taken = await ask(pool(one.url))[1].done()
     assert isinstance(taken.error, EngineUnreachable)
+    assert taken.error.code == "engine_no_answer"
     assert one.opened == 1
 
 

@@ -408,7 +408,7 @@ async def test_the_next_request_waits_until_the_client_took_the_answer_before(st
     held = Held()
     wire = await dial(await start(held))
     wire.send(_GET % b"/1" + _GET % b"/2")
-    body = b"x" * 16_000_000
+    body = b"x" * 40_000_000  # more than the kernel and the client take in between
     (await held.responder()).send(200, [], body)
     await asyncio.sleep(0.02)
     assert len(held.responders) == 1

@@ -475,7 +475,7 @@ def test_prefill_rates_are_learned_from_requests_that_were_alone() -> None:
         world.now += 20
         world.brain.release(booking.id, outcome(input_tokens=20_000, ttft_s=1.2, delivered_hit_tokens=0))
     predicted = 20_000 * 0.01983 + 7.95e-7 * 20_000 * 10_000
-    assert rank.factor.value == pytest.approx(min(2.0, (1200 - 6.66) / predicted), rel=0.01)
+    assert rank.factor.value == pytest.approx((1200 - 6.66) / predicted, rel=0.01)
     assert rank.factor.rates.c1_ms == pytest.approx(0.01983 * rank.factor.value)
 
 

@@ -128,6 +128,14 @@ class FakePlacement:
         self.asks.append(ask)
         if self.gate is not None:
             await self.gate.wait()
+        return self._booked(ask)
+
+    def place_here(self, ask: Ask) -> Booking:
+        """What a placement in the same process may do (`place_now`)."""
+        self.asks.append(ask)
+        return self._booked(ask)
+
+    def _booked(self, ask: Ask) -> Booking:
         chosen = next((name for name in self.instances if name not in ask.exclude), None)
         if chosen is None:
             raise NoEngine(f"No engine serves {ask.model!r} now.", retry_after_s=2.0)

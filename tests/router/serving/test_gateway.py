@@ -6,13 +6,14 @@ import asyncio
 import gzip
 import json
 import zlib
+from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zstandard
 
-from router.core import Usage
+from router.core import Ask, Outcome, Prompt, Usage
 from router.serving.models import ServedModel
 from tests.router.serving.stand import STREAM_HEAD, EngineSide, Stand
 
@@ -309,6 +310,122 @@ async def test_a_whole_answer_is_the_engines_bytes_with_a_receipt(stand: Stand) 
     assert (outcome.delivered_hit_tokens, outcome.delivered_source) == (112, "usage")
     assert (outcome.instance, outcome.rank, outcome.status, outcome.finish) == ("engine-0", 3, 200, "complete")
     assert stand.placement.released == [(1, outcome)]
+
+
+async def test_every_field_of_ask_and_outcome_is_in_its_place(stand: Stand) -> None:
+    await stand.start(echo)
+    await stand.ask(
+        {**CHAT, "n": 2, "model": "tuned"}, headers={"x-request-id": "asked-by-client", "x-session-id": "one"}
+    )
+    assert stand.placement.asks == [
+        Ask(
+            request_id="asked-by-client",
+            model="m-chat",
+            prompt=Prompt(tokens=100, known_tokens=96, keys={16: array("Q", range(6))}),
+            lora="tuned",
+            session="one",
+            stream=False,
+            choices=2,
+            max_output_tokens=16,
+        )
+    ]
+    outcome = stand.outcome
+    assert outcome == Outcome(
+        request_id="asked-by-client",
+        model="m-chat",
+        tenant="",
+        instance="engine-0",
+        rank=3,
+        status=200,
+        finish="complete",
+        usage=Usage(input_tokens=120, output_tokens=1, cached_tokens=112),
+        input_tokens=120,
+        best_hit_tokens=64,
+        predicted_hit_tokens=48,
+        delivered_hit_tokens=112,
+        delivered_source="usage",
+        started_at=outcome.started_at,
+        queue_s=outcome.queue_s,
+        ttft_s=None,
+        took_s=outcome.took_s,
+        stream=False,
+        prompt_source="exact",
+        policy="kv_aware",
+        alone=True,
+        attempts=1,
+    )
+    assert outcome.started_at > 1e9 > outcome.took_s > outcome.queue_s > 0
+
+
+async def test_one_connection_serves_requests_of_all_sizes_one_after_the_other(stand: Stand) -> None:
+    async def engine(side: EngineSide) -> None:
+        if side.json.get("stream"):
+            await side.stream(chunk("a"), chunk("", "stop"), DONE)
+        else:
+            await side.whole(json.dumps({"pad": side.json["pad"], "usage": USAGE}).encode())
+
+    stand.placement.served = "m-chat"
+    await stand.start(engine)
+    reader, writer = await stand.connect()
+    for size in (1, 30, 30, 2000, 70_000, 1):
+        for stream in (False, True):
+            body = json.dumps({**CHAT, "pad": "x" * size, "stream": stream}).encode()
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n"
+            writer.write(head % len(body) + body)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            if stream:
+                assert b"a" in await reader.readuntil(b"0\r\n\r\n")
+            else:
+                length = int(answer.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                assert json.loads(await reader.readexactly(length))["pad"] == "x" * size
+            sent = {**stand.engine.seen[-1].json}
+            assert (sent["pad"], sent["stream"]) == ("x" * size, stream)
+    assert {outcome.finish for outcome in stand.outcomes} == {"complete"}
+    assert len(stand.outcomes) == 12
+
+
+async def test_pipelined_requests_are_answered_in_order(stand: Stand) -> None:
+    async def engine(side: EngineSide) -> None:
+        await side.whole(b'{"n":%d}' % side.json["n"])
+
+    await stand.start(engine)
+    reader, writer = await stand.connect()
+    for number in range(10):
+        body = json.dumps({**CHAT, "n": number}).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n"
+        writer.write(head % len(body) + body)
+    for number in range(10):
+        await reader.readuntil(b"\r\n\r\n")
+        assert await reader.readexactly(7) == b'{"n":%d}' % number
+    assert stand.edge.running == 0
+
+
+async def test_what_need_not_wait_takes_no_task(stand: Stand) -> None:
+    prompt = Prompt(tokens=7, known_tokens=0, keys={})
+
+    def prepare_now(*_: object, **__: object) -> Prompt:
+        return prompt
+
+    stand.prompts.prepare_now = prepare_now  # type: ignore[attr-defined]
+    stand.placement.place_now = stand.placement.place_here  # type: ignore[attr-defined]
+    await stand.start(echo)
+    before = set(asyncio.all_tasks())
+    answer = await stand.ask(CHAT)
+    assert answer.status == 200
+    assert stand.placement.asks[0].prompt is prompt
+    stand.placement.instances.clear()
+    assert (await stand.ask(CHAT)).status == 503
+    assert stand.prompts.seen == []
+    assert len(asyncio.all_tasks() - before) <= 2  # the engine's side of its connections
+
+
+@pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "text/plain"])
+async def test_the_content_type_is_the_engines(stand: Stand, kind: str) -> None:
+    async def engine(side: EngineSide) -> None:
+        await side.whole(ANSWER, headers={"content-type": kind})
+
+    await stand.start(engine)
+    assert (await stand.ask(CHAT)).headers["content-type"] == kind
 
 
 async def test_the_instance_is_named_only_on_demand(stand: Stand) -> None:
@@ -671,6 +788,19 @@ async def test_two_dead_engines_are_an_error_without_their_names(stand: Stand) -
     assert len(stand.placement.asks) == 2
 
 
+async def test_an_engine_that_may_have_begun_is_not_passed_over(stand: Stand) -> None:
+    """It took the request and closed the connection: sent again elsewhere, the request might be served twice."""
+
+    async def engine(side: EngineSide) -> None:
+        side.reset()
+
+    await stand.start(engine, echo)
+    answer = await stand.ask(CHAT)
+    assert (answer.status, answer.json["error"]["code"]) == (502, "engine_no_answer")
+    assert len(stand.placement.asks) == 1
+    assert stand.outcome.error == "engine_no_answer"
+
+
 async def test_the_only_engine_is_dead(stand: Stand) -> None:
     await stand.start()
     stand.add("dead", "http://127.0.0.1:9")
@@ -717,6 +847,24 @@ async def test_a_client_that_leaves_in_mid_stream_frees_the_engine(stand: Stand)
     assert stand.outcome.finish == "client_gone"
     assert stand.outcome.status == 499
     assert stand.outcome.events >= 1
+
+
+async def test_a_client_that_leaves_while_its_prompt_is_read(stand: Stand) -> None:
+    reading = asyncio.Event()
+
+    async def prepare(*_: object, **__: object) -> Prompt:
+        reading.set()
+        return await asyncio.get_running_loop().create_future()
+
+    stand.prompts.prepare = prepare  # type: ignore[method-assign]
+    await stand.start(echo)
+    _, writer = await stand.send(CHAT)
+    await asyncio.wait_for(reading.wait(), 5)
+    writer.transport.abort()
+    await stand.until(lambda: bool(stand.outcomes))
+    assert stand.outcome.finish == "client_gone"
+    assert stand.placement.asks == []
+    assert stand.edge.running == 0
 
 
 async def test_a_client_that_leaves_while_waiting_is_never_dispatched(stand: Stand) -> None:

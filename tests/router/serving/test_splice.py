@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.serving.splice import splice, value_of, without
+from router.serving.splice import _members, splice, value_of, without
 
 OWNED = ("model", "stream_options", "cache_salt")
 FIELDS = {"model": b'"served"', "stream_options": b'{"include_usage":true}'}
@@ -80,6 +81,20 @@ def test_value_of_is_the_value_a_parser_takes(made: tuple[bytes, list[tuple[str,
         assert value_of(body, name) == (None if expected is None else expected.encode("utf-8", "surrogatepass"))
 
 
+@settings(max_examples=500, deadline=None)
+@given(json_objects())
+def test_members_are_found_the_same_way_by_their_texts_and_by_their_brackets(
+    made: tuple[bytes, list[tuple[str, str]]],
+) -> None:
+    body, texts = made
+    found = list(_members(body))
+    with patch("router.serving.splice._values", return_value={}):
+        assert found == list(_members(body))
+    assert [body[member.value : member.end] for member in found] == [
+        text.encode("utf-8", "surrogatepass") for _, text in texts
+    ]
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
@@ -99,6 +114,9 @@ def test_value_of_is_the_value_a_parser_takes(made: tuple[bytes, list[tuple[str,
         (b'{"m\\u006fdel":"x","a":1}', b'{"a":1,"model":"m"}'),
         (b'{"a":"\\"model\\":1}{","b":"\\\\"}', b'{"a":"\\"model\\":1}{","b":"\\\\","model":"m"}'),
         (b'{"a":{},"b":[]}', b'{"a":{},"b":[],"model":"m"}'),
+        (b'{"a":[1,{"model":2}],"model":"x","a":[1]}', b'{"a":[1,{"model":2}],"a":[1],"model":"m"}'),
+        (b'{"a":[1],"model":"x","a":[1,{"model":2}]}', b'{"a":[1],"a":[1,{"model":2}],"model":"m"}'),
+        (b'{"a":{"model":"\\ud83d"},"model":"x"}', b'{"a":{"model":"\\ud83d"},"model":"m"}'),
         (b'{"a":"\\ud83d"}', b'{"a":"\\ud83d","model":"m"}'),
     ],
 )

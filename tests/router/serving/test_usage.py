@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from router.core import Usage
-from router.serving.usage import find_usage, read_usage, usage_of_answer
+from router.serving.usage import find_usage, parse_object, read_usage, usage_of_answer
 
 FULL = {"prompt_tokens": 10, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 8}}
 
@@ -44,6 +47,29 @@ def test_a_large_answer_is_searched_from_its_end() -> None:
 def test_what_holds_no_usage(body: bytes) -> None:
     assert usage_of_answer(body) is None
     assert find_usage(body) is None
+
+
+_COUNTS = st.sampled_from([0, 1, 7, 10**20, -1, 2.0, 2.5, True, None, "8", [], {}])
+_DETAILS = st.dictionaries(st.sampled_from(["cached_tokens", "audio_tokens"]), _COUNTS) | _COUNTS
+_USAGES = st.fixed_dictionaries(
+    {},
+    optional={"prompt_tokens": _COUNTS, "completion_tokens": _COUNTS, "x": _COUNTS, "prompt_tokens_details": _DETAILS},
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    usage=_USAGES | _COUNTS,
+    other=st.sampled_from([{}, {"choices": [{"text": "\ud83d"}]}, {"choices": [{"usage": FULL}]}, {"usages": FULL}]),
+    doubled=st.booleans(),
+    ascii_only=st.booleans(),
+)
+def test_it_is_read_as_by_a_parser(usage: object, other: dict[str, Any], doubled: bool, ascii_only: bool) -> None:
+    text = json.dumps({**other, "usage": usage}, ensure_ascii=ascii_only or "\ud83d" in str(other))
+    body = (('{"usage":{"prompt_tokens":3},' + text[1:]) if doubled else text).encode("utf-8", "surrogatepass")
+    answer = parse_object(body)
+    assert answer is not None
+    assert usage_of_answer(body) == read_usage(answer["usage"])
 
 
 def test_usage_beside_a_lone_surrogate() -> None:

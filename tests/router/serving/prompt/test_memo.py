@@ -74,6 +74,17 @@ def test_what_was_added_has_been_seen(keys: list[int]) -> None:
     assert all(key in seen for key in keys)
 
 
+def test_adding_tells_where_the_unseen_begins() -> None:
+    keys = [n * 0x9E3779B97F4A7C15 % 2**64 for n in range(1, 6)]
+    for capacity in (3, 100):  # 3: the generation changes in between
+        seen = SeenTexts(capacity)
+        assert seen.add(keys[:3]) == 0
+        assert seen.add(keys) == 3
+        assert seen.add(keys, 2) == 5
+        assert seen.add(keys, 5) == 5
+        assert seen.add([keys[0], keys[3], 99, keys[4]], 1) == 2
+
+
 def test_few_others_seem_to_have_been_seen() -> None:
     seen = SeenTexts()
     step = 0x9E3779B97F4A7C15  # spreads counters over 64 bits

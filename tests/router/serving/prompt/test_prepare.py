@@ -338,6 +338,46 @@ async def test_work_on_the_same_text_from_different_beginnings(make_prompts: Mak
         assert prompt.keys[16] == expected_keys(prompts, CHAT, body)
 
 
+async def test_long_bodies_are_read_in_a_thread(make_prompts: MakePrompts) -> None:
+    bodies = [
+        (CHAT, chat("s", PROSE * 60)),
+        (CHAT, chat("s", PROSE * 60, tools=[])),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": PROSE * 60}]}]}),
+        (COMPLETION, {"prompt": PROSE * 60}),
+    ]
+    at_once, prompts = make_prompts(), make_prompts(limits=PromptLimits(wait_s=10.0, read_at_once_chars=4_000))
+    for path, body in bodies:
+        reading = prompts.prepare_now(path, body)
+        assert not isinstance(reading, Prompt), "it was read on the loop"
+        assert await reading == await at_once.prepare(path, body)
+    odd = {"messages": [{"role": "user", "content": PROSE * 60}, {"role": "user", "content": 7}]}
+    assert (await prompts.prepare(CHAT, odd)).source == "none"
+    assert isinstance(prompts.prepare_now(CHAT, chat("s", "short")), Prompt)
+
+
+async def test_text_that_cannot_be_cut_is_not_tokenized_beyond_a_bound(make_prompts: MakePrompts) -> None:
+    """Its ids would be handed over in one go, and the loop waits for that."""
+    prompts = make_prompts()
+    encoded: list[int] = []
+    tokenizer = prompts._tokenizer
+    assert tokenizer is not None
+    encode = tokenizer.encode
+
+    def counting(texts: Any) -> list[Ids]:
+        encoded.extend(map(len, texts))
+        return encode(texts)
+
+    tokenizer.encode = counting  # type: ignore[method-assign]
+    system, data = PROSE * 30, "QUJD" * 40_000
+    for body in (chat(system, data), chat(system, data, "It is A, B and C.", "And then?")):
+        found = await prompts.prepare(CHAT, body)
+        assert max(encoded) < 10_000
+        assert not found.exact
+        assert found.keys[16] == expected_keys(prompts, CHAT, chat(system, add_generation_prompt=False))
+        assert found.text_keys[-1][1] == found.tokens > len(data) // 8
+    assert (await prompts.prepare(CHAT, chat(data, "x"))).reason.startswith("a text too long")
+
+
 async def test_who_waits_too_long_gets_an_estimate(make_prompts: MakePrompts, executor: Executor) -> None:
     prompts = make_prompts(limits=PromptLimits(wait_s=0.01))
     body = chat("s", PROSE * 200)

@@ -1,0 +1,76 @@
+"""Requests without tasks.
+
+A task costs a future and a turn of the loop for each step. A request of ours mostly takes two: up to the engine, and
+from its answer on. So the first step is taken where the request is read, the second where the answer is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+
+class Waited(Protocol):
+    """What a run waits for, beside futures: its `__await__` yields the object itself while it is not done."""
+
+    on_done: Callable[[], None] | None
+
+
+class Run:
+    """Takes the steps of a coroutine on the loop, each at once when what it waits for is done.
+
+    The coroutine awaits futures, tasks and `Waited`s. It has no current task: what needs one (`asyncio.timeout`, httpx)
+    it awaits as a task of its own. `on_end` is called when it has ended, with whatever; an error that it lets out goes
+    to the loop's exception handler.
+    """
+
+    __slots__ = ("_cancelled", "_coroutine", "_on_end", "_stop_now", "_waits_for")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], on_end: Callable[[Run], object]) -> None:
+        self._coroutine = coroutine
+        self._on_end = on_end
+        self._waits_for: Any = None
+        self._cancelled = False
+        self._stop_now = False
+
+    def step(self, _: object = None) -> None:
+        """Begin. Later steps come by themselves, as callbacks of what is waited for."""
+        self._waits_for = None
+        coroutine = self._coroutine
+        try:
+            waited = coroutine.throw(asyncio.CancelledError()) if self._stop_now else coroutine.send(None)
+        except (StopIteration, asyncio.CancelledError):
+            self._on_end(self)
+            return
+        except Exception as error:
+            self._on_end(self)
+            context = {"message": "serving a request failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+            return
+        self._waits_for = waited
+        if isinstance(waited, asyncio.Future):
+            waited._asyncio_future_blocking = False  # the sign that it was awaited, and not just yielded
+            waited.add_done_callback(self.step)
+        else:
+            waited.on_done = self.step
+        if self._cancelled:
+            self._stop(waited)
+
+    def cancel(self) -> None:
+        """Raise CancelledError where it waits: now; for a future, which is cancelled too, once that is done.
+
+        A task that ends well in spite of it is not lost: the coroutine gets its result, and the error where it waits
+        next. So nothing that a task has taken for it, such as a booking, is forgotten.
+        """
+        self._cancelled = True
+        if self._waits_for is not None:
+            self._stop(self._waits_for)
+
+    def _stop(self, waited: Any) -> None:
+        self._stop_now = not isinstance(waited, asyncio.Future)
+        if self._stop_now:
+            waited.on_done = None
+            self.step()
+        else:
+            waited.cancel()

@@ -1,0 +1,168 @@
+"""Streams pass untouched, and are accounted for all the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.cases.engine import Engine, Exchange, Script, answer_ok, event, streaming
+from tests.cases.stand import Stand, case_input, client_bodies
+
+Chunks = Sequence[Mapping[str, Any] | str]
+REPLACEMENT = "\ufffd".encode()
+
+
+def wire(chunks: Chunks) -> bytes:
+    return b"".join(map(event, chunks))
+
+
+def received(body: bytes) -> list[Any]:
+    """The chunks a client reads, `[DONE]` as text."""
+    data = [line.removeprefix(b"data: ") for line in body.splitlines() if line]
+    return [item.decode() if item == b"[DONE]" else json.loads(item) for item in data]
+
+
+def counts(receipt: Mapping[str, Any]) -> tuple[int, int, int]:
+    usage = receipt["usage"]
+    return usage["input_tokens"], usage["output_tokens"], usage["cached_tokens"]
+
+
+# https://github.com/headroomlabs-ai/headroom/pull/2026, https://github.com/nguyenphutrong/quotio/issues/460
+async def test_usage_is_recorded_always_and_shown_to_who_asked_for_it(stand: Stand) -> None:
+    told, untold = (step["sse"] for step in case_input("01")["upstream"])
+
+    async def script(exchange: Exchange) -> None:
+        asked = (exchange.json.get("stream_options") or {}).get("include_usage") is True
+        await streaming(told if asked else untold)(exchange)
+
+    await stand.start(Engine("A", script=script))
+    (refused,) = client_bodies("01")
+    absent = {key: value for key, value in refused.items() if key != "stream_options"}
+    asked = refused | {"stream_options": {"include_usage": True}}
+    for body, is_told in ((refused, False), (absent, False), (asked, True)):
+        answer = await stand.ask(body)
+        assert stand.engines["A"].seen[-1].json["stream_options"]["include_usage"] is True
+        assert counts(await stand.receipt(answer)) == (120, 1, 112)
+        *chunks, done = received(answer.content)
+        assert done == "[DONE]"
+        usages = [at for at, chunk in enumerate(chunks) if "usage" in chunk or not chunk["choices"]]
+        assert usages == ([len(chunks) - 1] if is_told else [])
+
+    others = {"include_usage": False, "continuous_usage_stats": False, "x": [1]}
+    await stand.ask(absent | {"stream_options": others})
+    assert stand.engines["A"].seen[-1].json["stream_options"] == others | {"include_usage": True}
+
+
+# https://github.com/ARahim3/mlx-dspark/issues/37, https://github.com/diegosouzapw/OmniRoute/issues/9750
+async def test_usage_counts_whatever_else_its_chunk_holds(stand: Stand) -> None:
+    """After the finish with a choice, on the finish, alone with usage: null on every other chunk."""
+    engine = Engine("A")
+    await stand.start(engine)
+    (body,) = client_bodies("02")
+    variants = [step["sse"] for step in case_input("02")["upstream"]]
+    assert len(variants) == 3
+    for chunks in variants:
+        engine.script = streaming(chunks)
+        answer = await stand.ask(body)
+        assert answer.content == wire(chunks)
+        assert counts(await stand.receipt(answer)) == (65, 251, 64)
+
+
+# https://github.com/BerriAI/litellm/pull/37792, https://github.com/agno-agi/agno/pull/8880
+async def test_deltas_of_parallel_tool_calls_stay_apart(stand: Stand) -> None:
+    chunks = case_input("04")["upstream"][0]["sse"]
+    await stand.start(Engine("A", script=streaming(chunks)))
+    (body,) = client_bodies("04")
+    answer = await stand.ask(body)
+    assert answer.content == wire(chunks)
+    calls: dict[int, dict[str, str]] = {}
+    finish = None
+    for chunk in received(answer.content)[:-1]:
+        (choice,) = chunk["choices"]
+        finish = choice["finish_reason"] or finish
+        for delta in choice["delta"].get("tool_calls", ()):
+            call = calls.setdefault(delta["index"], {"name": "", "arguments": ""})
+            for field in call:
+                call[field] += delta["function"].get(field, "")
+    assert {call["name"]: json.loads(call["arguments"]) for call in calls.values()} == {
+        "get_a": {"x": 1},
+        "get_b": {"y": 2},
+    }
+    assert finish == "tool_calls"
+
+
+# https://github.com/api7/aisix/issues/111, https://github.com/musistudio/claude-code-router/pull/1672
+async def test_characters_that_the_network_cuts_stay_whole(stand: Stand) -> None:
+    """One byte a write; and one cut inside a character of three bytes, one inside one of four."""
+    text, done = str(case_input("05")["upstream"][0]["raw_sse_text"]).encode().split(b"data: [DONE]")
+    usage = event({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 4}})
+    sent = text + usage + b"data: [DONE]" + done
+    engine = Engine("A")
+    await stand.start(engine)
+    (body,) = client_bodies("05")
+    for places in (range(1, len(sent)), (sent.index("你".encode()) + 1, sent.index("🌍".encode()) + 2)):
+        engine.script = _writing([sent[a:b] for a, b in zip((0, *places), (*places, len(sent)), strict=True)])
+        answer = await stand.ask(body | {"stream_options": {"include_usage": True}})
+        assert answer.content == sent
+        assert REPLACEMENT not in answer.content
+        assert counts(await stand.receipt(answer))[:2] == (9, 4)
+
+
+def _writing(pieces: Sequence[bytes]) -> Script:
+    async def script(exchange: Exchange) -> None:
+        await exchange.stream(*pieces)
+
+    return script
+
+
+# https://github.com/BerriAI/litellm/issues/3276, https://github.com/BerriAI/litellm/issues/5236
+class TestTwoChoices:
+    CHUNKS: Chunks = case_input("15")["upstream"][0]["sse"]
+
+    async def test_they_pass_interleaved_as_they_came(self, stand: Stand) -> None:
+        await stand.start(Engine("A", script=streaming(self.CHUNKS)))
+        (body,) = client_bodies("15")
+        answer = await stand.ask(body | {"stream_options": {"include_usage": True}})
+        assert answer.content == wire(self.CHUNKS)
+        assert stand.engines["A"].seen[0].json["stop"] == ["\n\n", "END"]
+        assert (await stand.receipt(answer))["finish"] == "complete"
+
+    async def test_each_of_them_is_reserved_for(self, stand: Stand) -> None:
+        booked: list[int] = []
+
+        async def script(exchange: Exchange) -> None:
+            booked.append((await stand.fleet())[0]["booked_kv_tokens"])
+            await answer_ok(exchange)
+
+        await stand.start(Engine("A", script=script))
+        (body,) = client_bodies("15")
+        await stand.ask(body | {"n": 1})
+        await stand.ask(body)
+        assert booked[1] - booked[0] == body["max_tokens"]
+
+    async def test_a_stream_cut_after_one_has_finished_is_an_interrupted_one(self, stand: Stand) -> None:
+        async def script(exchange: Exchange) -> None:
+            await exchange.begin_stream()
+            await exchange.chunk(wire(self.CHUNKS[:3]))
+            exchange.reset()
+
+        await stand.start(Engine("A", script=script))
+        (body,) = client_bodies("15")
+        parts: list[bytes] = []
+        async with stand.streamed(body) as answer:
+            with pytest.raises(httpx.RemoteProtocolError):  # the body never ends, so that no client takes it for whole
+                await _read(answer, parts)
+        receipt = await stand.receipt(answer)
+        assert (receipt["finish"], receipt["events"]) == ("upstream_failed", 3)
+        *chunks, last = received(b"".join(parts))
+        assert chunks == self.CHUNKS[:3]
+        assert last["error"]["type"] == "server_error"
+
+
+async def _read(answer: httpx.Response, parts: list[bytes]) -> None:
+    async for part in answer.aiter_raw():
+        parts.append(part)
