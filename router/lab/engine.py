@@ -145,6 +145,7 @@ class EngineModel:
     def abort(self, request: EngineRequest) -> bool:
         """Takes a request out, wherever it is; its blocks stay cached. False if it isn't here (any more)."""
         if self._waiting.remove(request):
+            self._blocked_at = -1  # another may be at the head now, and fit
             return True
         if request is self._partial:
             self._partial = None

@@ -26,7 +26,8 @@ FADE_STEP_S = 0.1
 
 
 class PrefillFactor:
-    """Observed over predicted prefill time, of requests that had the rank to themselves: a mean, then an EWMA.
+    """Observed over predicted prefill time, of requests that had the rank to themselves: an EWMA; of the first
+    answers of an engine nobody described, their mean.
 
     configured: what the operator said; None where nothing is known of the engine.
     """
@@ -48,7 +49,8 @@ class PrefillFactor:
         low, high = self._bounds
         ratio = min(high, max(low, (ttft_ms - self.prior.c0_ms) / predicted))
         self._observed += 1
-        self.value += max(FACTOR_GAIN, 1 / self._observed) * (ratio - self.value)
+        gain = FACTOR_GAIN if self.configured is not None else max(FACTOR_GAIN, 1 / self._observed)
+        self.value += gain * (ratio - self.value)
         self.rates = _scaled(self.prior, self.value)
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.core import Cleared, KVEvent, Rates, Removed, Stored
@@ -225,6 +225,13 @@ REQUESTS = st.lists(
     max_size=12,
 )
 ABORTS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 11)), max_size=4)
+ABORTED_HEAD = [  # the third is preempted, heads the queue, does not fit; once it is gone, the fourth does
+    (0, "x", 1, 13, False),
+    (0, "y", 27, 7, False),
+    (0, "x", 11, 2, False),
+    (0, "x", 1, 1, False),
+    (0, "x", 1, 1, False),
+]
 
 
 def named_blocks(text: str, tokens: int, size: int) -> list[int]:
@@ -258,6 +265,8 @@ def assert_same(step: Step | None, result: StepResult | None) -> None:
     st.integers(4, 16),
     st.booleans(),
 )
+@example(ABORTED_HEAD, [(12, 2)], 1, 13, 3, 5, False)
+@example([*ABORTED_HEAD[:4], (0, "x", 2, 1, False)], [(12, 2)], 1, 13, 4, 5, False)
 def test_every_step_is_that_of_the_reference(
     specs: list[tuple[int, str, int, int, bool]],
     aborts: list[tuple[int, int]],

@@ -522,7 +522,7 @@ def test_a_popular_prefix_spreads_as_load_needs_and_keeps_its_hits(decoding: boo
 def test_unequal_engines_are_used_by_their_size_and_none_is_overfilled() -> None:
     """One GPU has 2.8 × the memory and the speed of the other."""
     world = World()
-    world.add("big", capacity_tokens=228_000)
+    world.add("big", rates=Rates(), capacity_tokens=228_000)
     world.add("small", rates=Rates(c1_ms=0.0567, c2_ms=2.27e-6, c3_ms=1.2e-4), capacity_tokens=81_000)
     dice = random.Random(2)
     running: list[Booking] = []
