@@ -50,6 +50,7 @@ from router.serving.engines import Engines
 from router.serving.gateway import Gateway
 from router.serving.models import Models
 from router.serving.proxy import Proxy
+from router.serving.tools_order import ToolsOrder
 from router.telemetry import Telemetry, log_access
 from router.wire import WireServer, live_methods
 
@@ -105,7 +106,12 @@ class Running:
         index = BlockIndex(secret, max_bytes=int(config.index.max_bytes), clock=clock)
         sent = SentIndex(index, clock=clock)
         recent = RecentDispatches(clock=clock)
-        telemetry = Telemetry(fleet=lambda: fleet.rows(clock()), feed=lambda: feed_counts(feed, index))
+        tools_order = ToolsOrder()
+        telemetry = Telemetry(
+            fleet=lambda: fleet.rows(clock()),
+            feed=lambda: feed_counts(feed, index),
+            reordered_tools=lambda: tools_order.counts,
+        )
         policies, by_model = load_policies(config, dice)
         brain = Brain(
             fleet=fleet,
@@ -159,6 +165,7 @@ class Running:
             listeners=(telemetry.observe, roster.observe, *((log_access,) if config.listen.access_log else ())),
             body_limit=int(config.listen.max_body_bytes),
             receipts=config.listen.receipts,
+            tools_order=tools_order,
         )
         self.live = LiveView(fleet=fleet, brain=brain, models=models, roster=roster, telemetry=telemetry, clock=clock)
         edge = Edge(gateway, models, readiness=self.live.readiness, origins=config.listen.cors.origins)

@@ -16,7 +16,7 @@ from router.routing.fleet import Fleet, Health
 from router.routing.index import BlockIndex
 from router.serving.call import CHAT, COMPLETIONS, Call
 from router.serving.models import Models
-from router.telemetry import Telemetry
+from router.telemetry import Telemetry, in_slices
 
 
 class LiveView:
@@ -44,7 +44,7 @@ class LiveView:
             {"instance": url, "rank": 0, "health": "pending", "reason": reason}
             for url, reason in self._roster.pending.items()
         ]
-        return [*self._fleet.rows(self._clock()), *waiting]
+        return [*map(dict, await in_slices(self._fleet.rows(self._clock()))), *waiting]
 
     async def explain(self, path: str, body: bytes) -> dict[str, Any]:
         """Raises BadRequest and UnknownModel as the route itself would, NoEngine where nobody can serve."""

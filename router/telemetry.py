@@ -28,6 +28,10 @@ _HISTOGRAMS = 200  # a histogram is some twenty series
 _COUNTED_AT_ONCE = 64  # outcomes: less than 100 µs
 _LAG_SAMPLE_S = 0.25
 _OTHER = "other"
+_ROWS_AT_ONCE = 32
+
+Row = Mapping[str, Any]
+"""What is known of a rank (`core.Live.fleet`)."""
 
 _TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 40.0, 80.0)
 _TPOT_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
@@ -177,16 +181,19 @@ class Telemetry:
 
     fleet: one mapping a rank with "instance", "rank" and the values of `_RANK_GAUGES` (`core.Live.fleet`).
     feed: counts of the event feed by name; each becomes `warmroute_kv_{name}_total`.
+    reordered_tools: requests by model whose tools came in another order than before.
     """
 
     def __init__(
         self,
         *,
-        fleet: Callable[[], Iterable[Mapping[str, Any]]] = tuple,
+        fleet: Callable[[], Iterable[Row]] = tuple,
         feed: Callable[[], Mapping[str, int]] = dict,
+        reordered_tools: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._fleet = fleet
         self._feed = feed
+        self._reordered_tools = reordered_tools
         self._recent: deque[Outcome] = deque(maxlen=RECENT_OUTCOMES)
         self._uncounted: list[Outcome] = []
         self._lag_max = 0.0
@@ -283,24 +290,15 @@ class Telemetry:
         """The metrics page in Prometheus text format, written in a thread."""
         self._count_all()
         lag_max, self._lag_max = self._lag_max, 0.0
+        rows = await in_slices(self._fleet())
+        ready = [_lag_max(lag_max), *self._feed_counts(), *self._token_counts(), *self._tools_order()]
         registry = CollectorRegistry(auto_describe=False)
-        ready = [*self._gauges(lag_max), *self._feed_counts(), *self._token_counts()]
-        registry.register(_Page(ready, self._families()))
+        registry.register(_Page(ready, self._families(), rows))
         ProcessCollector(namespace="warmroute", registry=registry)
         return await asyncio.to_thread(generate_latest, registry)
 
     def _families(self) -> list[Counts | Histogram]:
         return [value for value in vars(self).values() if isinstance(value, (Counts, Histogram))]
-
-    def _gauges(self, lag_max: float) -> Iterator[Metric]:
-        yield GaugeMetricFamily("warmroute_loop_lag_max_seconds", "Worst since the last page.", value=lag_max)
-        rows = list(self._fleet())
-        for name, help_text in _RANK_GAUGES.items():
-            family = GaugeMetricFamily(f"warmroute_rank_{name}", help_text, labels=["model", "instance", "rank"])
-            for row in rows:
-                if row.get(name) is not None:
-                    family.add_metric([row.get("model", ""), row["instance"], str(row["rank"])], row[name])
-            yield family
 
     def _token_counts(self) -> Iterator[Metric]:
         for attribute, (name, help_text) in _TOKEN_COUNTS.items():
@@ -313,14 +311,51 @@ class Telemetry:
         for name, count in self._feed().items():
             yield CounterMetricFamily(f"warmroute_kv_{name}", f"KV event feed: {name.replace('_', ' ')}.", value=count)
 
+    def _tools_order(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(
+            "warmroute_tools_key_order",
+            "Requests whose tools are others in another order.",
+            labels=["model"],
+        )
+        for model, count in self._reordered_tools().items():
+            family.add_metric([model], count)
+        yield family
+
+
+async def in_slices(rows: Iterable[Row]) -> list[Row]:
+    """All of them, with a turn for the loop after every few."""
+    made: list[Row] = []
+    for row in rows:
+        made.append(row)
+        if not len(made) % _ROWS_AT_ONCE:
+            await asyncio.sleep(0)
+    return made
+
+
+def _lag_max(seconds: float) -> Metric:
+    return GaugeMetricFamily("warmroute_loop_lag_max_seconds", "Worst since the last page.", value=seconds)
+
+
+def _rank_gauges(rows: Sequence[Row]) -> Iterator[Metric]:
+    for name, help_text in _RANK_GAUGES.items():
+        family = GaugeMetricFamily(f"warmroute_rank_{name}", help_text, labels=["model", "instance", "rank"])
+        for row in rows:
+            if row.get(name) is not None:
+                family.add_metric([row.get("model", ""), row["instance"], str(row["rank"])], row[name])
+        yield family
+
 
 class _Page(Collector):
-    def __init__(self, ready: list[Metric], families: list[Counts | Histogram]) -> None:
+    """`rows`: one a rank, already copied: everything here is read in the thread that writes the page."""
+
+    def __init__(self, ready: list[Metric], families: list[Counts | Histogram], rows: Sequence[Row]) -> None:
         self._ready = ready
         self._families = families
+        self._rows = rows
 
     def collect(self) -> Iterator[Metric]:
         yield from self._ready
+        yield from _rank_gauges(self._rows)
         for family in self._families:
             yield family.metric()
 

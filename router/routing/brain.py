@@ -7,7 +7,6 @@ release   booking back → what was delivered against what was said: confidence,
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -19,6 +18,8 @@ from router.routing.decide import LEAST_BOOKED, decide
 from router.routing.fleet import Fleet, Rank
 from router.routing.holdings import Holdings, promised_tokens
 from router.routing.index import BlockIndex
+from router.routing.receipts import RECEIPTS as RECEIPTS
+from router.routing.receipts import Receipts
 from router.routing.recent import RecentDispatches
 from router.routing.sent import SentIndex
 
@@ -29,8 +30,6 @@ RETRY_AFTER_S = 2.0
 UNREACHABLE_S = 5.0
 """How long a rank is avoided whose engine refused a request: the watch knows more by then."""
 UNREACHABLE = frozenset({"engine_unreachable", "EngineUnreachable"})
-RECEIPTS = 1000
-RECEIPT_CANDIDATES = 16
 
 _NO_KEYS: Sequence[int] = ()
 
@@ -79,7 +78,7 @@ class Brain:
         self._decided = decided
         self._clock = clock
         self._dice = dice
-        self._receipts: deque[tuple[str, Decision]] = deque(maxlen=RECEIPTS)
+        self._receipts = Receipts()
         unknown = {default_policy, *self._by_model.values()} - set(policies)
         if unknown:
             raise ValueError(f"no such policy: {', '.join(sorted(unknown))}")
@@ -95,7 +94,7 @@ class Brain:
         if now >= self._bookings.due:
             self.sweep(now)
         decision = self._decide(ask, now)
-        self._receipts.append((ask.request_id, _short(decision)))
+        self._receipts.keep(ask.request_id, decision, now)
         booking = self._book(ask, decision, now)
         self._decided((self._clock() - now) * 1e6)
         return booking
@@ -119,7 +118,7 @@ class Brain:
 
     def receipt(self, request_id: str) -> Decision | None:
         """How one of the last requests was decided, the last time if it was placed more than once."""
-        return next((decision for id, decision in reversed(self._receipts) if id == request_id), None)
+        return self._receipts.get(request_id)
 
     def sweep(self, now: float) -> None:
         """Ends bookings' prefills whose time is up. `place` calls it when one is due."""
@@ -162,10 +161,10 @@ class Brain:
         chosen, prompt = decision.scored[0].candidate, ask.prompt
         rank = self._fleet.rank(chosen.instance, chosen.rank)
         assert rank is not None  # nothing has run since it was a candidate
-        tokens, size, booked = prompt.tokens, rank.block_size, rank.booked
+        tokens, size, booked, held = prompt.tokens, rank.block_size, rank.booked, chosen.held_tokens
         keys = prompt.keys.get(size, _NO_KEYS)
         uncached = tokens - chosen.hit_tokens
-        promised = promised_tokens(rank, chosen, tokens)
+        promised = promised_tokens(rank, held, tokens) if held else 0
         record = self._bookings.book(
             booked,
             Placed(rank, ask, keys, chosen.hit_tokens, promised, booked.requests == 0),
@@ -173,28 +172,28 @@ class Brain:
             prefill_ms=chosen.rates.prefill_ms(uncached, tokens),
             prefill_tokens=uncached,
             kv_tokens=tokens + _output_tokens(ask) * ask.choices,
-            last_key=_last_new_key(rank, prompt, keys, chosen.held_tokens),
+            last_key=_last_new_key(rank, prompt, keys, held_tokens=held, size=size),
             streams=ask.stream,
         )
         rank.recent.add(uncached, now)
-        self._note_dispatch(rank, ask, keys, size, now=now, uncached_tokens=uncached)
+        rank.dispatches += 1
+        self._expect(rank, ask, keys, size, uncached_blocks=uncached // size, now=now)
         return _booking(ask, decision, rank, record)
 
-    def _note_dispatch(
-        self, rank: Rank, ask: Ask, keys: Sequence[int], size: int, *, now: float, uncached_tokens: int
+    def _expect(
+        self, rank: Rank, ask: Ask, keys: Sequence[int], size: int, *, uncached_blocks: int, now: float
     ) -> None:
         """What it was sent is as good as held there: until events say so, or for good where there are none."""
         prompt = ask.prompt
-        rank.dispatches += 1
         if keys or prompt.text_keys:
             self._recent.insert(ask.domain, rank.target, keys, size, text_keys=prompt.text_keys)
         if rank.slot is None or rank.confidence is None:
             return
-        if not rank.slot_is_assumed:
-            if prompt.exact:
-                rank.confidence.dispatched(uncached_tokens // size, at=now)
-        elif keys:
-            self._sent.sent(rank.slot, keys)
+        if rank.slot_is_assumed:
+            if keys:
+                self._sent.sent(rank.slot, keys)
+        elif prompt.exact:
+            rank.confidence.dispatched(uncached_blocks, at=now)
 
     # --- learning
 
@@ -266,14 +265,6 @@ def _snapshot(ask: Ask, candidates: tuple[Candidate, ...], now: float) -> Snapsh
     )
 
 
-def _short(decision: Decision) -> Decision:
-    """What is kept of it as a receipt."""
-    scored = decision.scored
-    if len(scored) <= RECEIPT_CANDIDATES:
-        return decision
-    return msgspec.structs.replace(decision, scored=scored[:RECEIPT_CANDIDATES])
-
-
 def _booking(ask: Ask, decision: Decision, rank: Rank, record: Record[Placed]) -> Booking:
     instance, facts = rank.instance, rank.facts
     best_hit_tokens = 0
@@ -314,8 +305,10 @@ def _why_not_by_cache(prompt: Prompt) -> str:
     return f"{prompt.source}: {prompt.reason}" if prompt.reason else ""
 
 
-def _last_new_key(rank: Rank, prompt: Prompt, keys: Sequence[int], held: Mapping[str, int]) -> int | None:
+def _last_new_key(
+    rank: Rank, prompt: Prompt, keys: Sequence[int], *, held_tokens: Mapping[str, int], size: int
+) -> int | None:
     """The last whole block, if its event will tell that the prefill is over: nothing follows it, and it is not held."""
     if rank.slot_is_assumed or not keys or not prompt.exact:
         return None
-    return keys[-1] if not held or max(held.values()) < len(keys) * rank.block_size else None
+    return keys[-1] if not held_tokens or max(held_tokens.values()) < len(keys) * size else None

@@ -27,8 +27,8 @@ from router.routing.watch import Watch
 log = logging.getLogger("warmroute.feed")
 
 POLLED_AT_FULL_PACE = 50
-"""So many engines are polled every second. More of them are polled less often: a poll costs some 0.6 ms of the loop, and
-between two polls our own bookings say what matters."""
+"""So many engines are polled every second. More of them are polled less often: a poll costs some 0.6 ms of the loop,
+and between two polls our own bookings say what matters."""
 TIDY_S = 1.0
 TIDY_SLICE_S = 0.0005
 

@@ -17,6 +17,7 @@ from router.serving.models import Models
 from router.serving.openai_errors import class_of
 from router.serving.proxy import Proxy
 from router.serving.reply import Reply
+from router.serving.tools_order import ToolsOrder
 
 _log = logging.getLogger(__name__)
 _UNKNOWN_MODEL = "unknown"  # what a client made up never becomes a label
@@ -93,8 +94,10 @@ class Gateway:
         listeners: Sequence[Listener] = (),
         body_limit: int = 64 << 20,
         receipts: bool = False,
+        tools_order: ToolsOrder | None = None,
     ) -> None:
         self._models = models
+        self._tools_order = tools_order
         self._place: Callable[[Ask], Booking | Awaitable[Booking]] = getattr(placement, "place_now", placement.place)
         self._progress = placement.progress
         self._release = placement.release
@@ -111,6 +114,8 @@ class Gateway:
             if not isinstance(call, Call):
                 call = await asyncio.ensure_future(call)
             passage.call = call
+            if self._tools_order is not None and "tools" in call.fields:
+                self._tools_order.observe(call.named.model.name, call.fields["tools"])
             prompt = self._read_prompt(call)
             if not isinstance(prompt, Prompt):
                 prompt = await asyncio.ensure_future(_or_unread(prompt, call))

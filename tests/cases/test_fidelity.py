@@ -98,7 +98,6 @@ class TestOrderOfTools:
         _, reordered = client_bodies("21")
         assert await relayed(stand, reordered) == written(reordered)
 
-    @pytest.mark.xfail(strict=True, raises=KeyError, reason="serving/tools_order.py is not called by the gateway yet")
     async def test_tools_that_differ_only_in_order_are_counted(self, stand: Stand) -> None:
         await stand.start(Engine())
         for body in client_bodies("21"):

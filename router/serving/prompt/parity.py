@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
@@ -71,7 +72,7 @@ async def check(prompts: Checked, engine_tokenize: Callable[[str, Mapping[str, A
         found = Parity("DEGRADED", "no tokenizer or chat template here")
         prompts.settle(found)
     else:
-        found, dialect = _best(prompts, expected, own)
+        found, dialect = await asyncio.to_thread(_best, prompts, expected, own)
         prompts.settle(found, dialect)
     if found != before:
         found.log(prompts.model)
