@@ -111,7 +111,9 @@ def _stored(fields: dict[str, Any]) -> Stored:
     hashes = _hashes(fields["block_hashes"])
     parent = get("parent_block_hash")
     if parent is not None:
-        parent = _hash(parent) or None  # llm-d-inference-sim writes 0 for "no parent"
+        parent = (
+            parent & _U64 if type(parent) is int else _hash(parent)
+        ) or None  # llm-d-inference-sim writes 0 for "no parent"
     block_size = _count(get("block_size"))
     tokens = _tokens(get("token_ids"), len(hashes) * block_size)
     group = _count(get("group_idx"))
@@ -138,7 +140,8 @@ def _hashes(raw: Any) -> list[int]:
     if not raw or type(raw) is not list:
         raise _Unusable
     if len(raw) == 1:
-        return [_hash(raw[0])]
+        only = raw[0]
+        return [only & _U64 if type(only) is int else _hash(only)]
     try:
         return [value & _U64 for value in raw]
     except TypeError:

@@ -115,7 +115,6 @@ class RecentDispatches:
         bit = self._bits.pop(target, None)
         if bit is not None:
             del self._targets[bit]
-            self._named.clear()
             self._live ^= bit
             self._retired.append((self._serial, bit))
 

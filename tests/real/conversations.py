@@ -57,7 +57,7 @@ class Conversation:
         body: dict[str, Any] = {
             "model": model,
             "messages": self.messages,
-            "max_tokens": self.choices.randrange(8, 48),
+            "max_tokens": self.choices.randrange(4, 32),
             "temperature": 0,
         }
         if self.tools:

@@ -30,11 +30,13 @@ class Row:
 
 
 class Driver:
-    def __init__(self, url: str, model: str) -> None:
+    def __init__(self, url: str, model: str, *, think_s: float = 0.1) -> None:
+        """`think_s`: between an answer and the next turn. Engines tell of an answer's blocks just after its end."""
         self.rows: list[Row] = []
         self.failed = 0
         self._url = url
         self._model = model
+        self._think_s = think_s
 
     async def run(
         self, conversations: Iterable[Conversation], *, width: int = 4, until: Callable[[], bool] = lambda: False
@@ -51,6 +53,7 @@ class Driver:
             while not conversation.finished and not until():
                 body = conversation.next_body(self._model)
                 conversation.answered(await self._ask(client, body))
+                await asyncio.sleep(self._think_s)
             if until():
                 return
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from router.routing.bookings import LEASE_EXTRA_S, Booked, Bookings, Record
+from router.routing.bookings import LEASE_EXTRA_S, TICK_S, Booked, Bookings, Record
 
 
 def book(
@@ -182,6 +184,12 @@ class Storm(RuleBasedStateMachine):
             assert booked.prefill_us == sum(record.prefill_us for record in prefilling)
             assert booked.prefill_tokens == sum(record.prefill_tokens for record in prefilling)
             assert 0 <= booked.prefill_ms(self.now) <= booked.prefill_us / 1e3
+            assert booked.head is next(iter(booked.prefills.values()), None)
+
+    @invariant()
+    def nothing_is_overdue(self) -> None:
+        deadlines = [tick * TICK_S for tick, bucket in self.bookings._buckets.items() if bucket]
+        assert self.bookings.due <= min(deadlines, default=inf)
 
     def teardown(self) -> None:
         for id in list(self.open):

@@ -227,6 +227,32 @@ async def test_what_was_dispatched_is_forgotten_in_time_and_when_the_engine_fail
     assert decision.best_hit_tokens == 0
 
 
+async def test_a_failed_request_takes_its_own_prompt_with_it_and_no_others() -> None:
+    world = World("a")
+    other = list(range(50_000, 52_000))
+    world.place(ask(other, id="fine"))
+    failed = world.place(ask(LONG))
+    world.brain.release(failed.id, outcome(finish="upstream_failed", ttft_s=None, status=500, error="server_error"))
+    assert (await world.brain.explain(ask(LONG))).best_hit_tokens == 0
+    assert (await world.brain.explain(ask(other))).best_hit_tokens == 1984
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_request_that_left_before_its_prefill_casts_no_doubt_on_events(others: int) -> None:
+    world = World("a")
+    left = world.place(ask(LONG))
+    world.now += 1
+    for _ in range(others):
+        world.place(ask(LONG, id="waits"))
+    world.brain.release(left.id, outcome(finish="client_gone", ttft_s=None))
+    confidence = world.rank("a").confidence
+    assert confidence is not None
+    world.now += 5
+    assert confidence.reasons() == []
+    world.now += 10  # longer than the grace
+    assert (confidence.value < 1.0) is (others == 1)
+
+
 def test_an_engine_that_refuses_a_connection_is_avoided_for_some_seconds() -> None:
     world = World("a", "b")
     world.store("a", LONG)

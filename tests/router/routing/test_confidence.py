@@ -126,3 +126,38 @@ def test_a_hit_may_be_a_block_short(predicted: int, delivered: int, expected: fl
 def test_a_mean_moves_by_a_fifth() -> None:
     assert moved(1.0, 0.0) == pytest.approx(0.8)
     assert moved(0.0, 1.0) == pytest.approx(0.2)
+
+
+def test_a_decision_gets_the_value_at_most_a_step_late(confidence: Confidence, clock) -> None:
+    assert confidence.at(clock.now) == 1.0
+    confidence.dispatched(100)
+    clock.advance(GRACE_S - 0.01)
+    assert confidence.at(clock.now) == 1.0
+    for _ in range(400):
+        clock.advance(0.013)
+        assert confidence.value <= confidence.at(clock.now) <= confidence.value * 1.004
+    confidence.heard()
+    assert confidence.at(clock.now) == 1.0
+    confidence.lost(Lost("silent", "connection closed"))
+    clock.advance(HALF_LIFE_S)
+    assert confidence.at(clock.now) == pytest.approx(0.5)
+    confidence.lost(GAP)
+    assert confidence.at(clock.now) == 0.0
+    confidence.rebuilt()
+    assert confidence.at(clock.now) == 1.0
+    confidence.answered(predicted_tokens=1000, delivered_tokens=500, slack_tokens=16)
+    assert confidence.at(clock.now) == confidence.value == pytest.approx(0.9)
+
+
+def test_work_that_was_withdrawn_needs_no_event(confidence: Confidence, clock) -> None:
+    sent = clock.now
+    confidence.dispatched(100, at=sent)
+    clock.advance(5)
+    confidence.dispatched(100, at=clock.now)
+    confidence.withdrawn(sent, next_at=clock.now)  # the second is still waited for, from when it was sent
+    clock.advance(GRACE_S + HALF_LIFE_S)
+    assert confidence.at(clock.now) == confidence.value == pytest.approx(0.5)
+    confidence.withdrawn(clock.now - 0.5, next_at=None)  # of another, which had not begun the silence
+    assert confidence.value == pytest.approx(0.5)
+    confidence.withdrawn(sent + 5, next_at=None)
+    assert confidence.at(clock.now) == confidence.value == 1.0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from router.core import Cleared, KVEvent, Removed, Stored
 from router.routing.blocks import chain, root_key
 from router.routing.index import BlockIndex
-from router.routing.slots import SLOWER
+from router.routing.slots import SLOWER, Slot
 
 SECRET = b"model"
 SIZE = 2
@@ -196,3 +196,49 @@ def test_index_does_what_counting_would_do(steps: list[tuple]) -> None:
 
 def test_the_model_knows_the_tiers() -> None:
     assert ("gpu", *SLOWER[:2]) == TIERS
+
+
+class General(BlockIndex):
+    """Takes the way for events of many blocks with every event."""
+
+    def _store_one(self, slot: Slot, event: Stored) -> bool:
+        return False
+
+    def _remove_one(self, slot: Slot, event: Removed) -> bool:
+        return False
+
+
+singles = st.tuples(
+    st.sampled_from(("store", "store", "remove")),
+    st.integers(0, 1),
+    st.lists(st.integers(0, 1), min_size=1, max_size=3).map(tuple),
+    st.sampled_from((0, 0, 1)),  # alias
+    st.sampled_from(("gpu", "gpu", "gpu", "host")),
+    st.sampled_from((None, None, None, ((0, "image"),))),
+    st.booleans(),
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(singles, min_size=5, max_size=60), st.sampled_from((None, 5)))
+def test_events_of_one_block_do_what_longer_ones_do(history: list[tuple], capacity_blocks: int | None) -> None:
+    """Same index, same counts, same results, by the short way and by the general one."""
+    both = [kind(SECRET, clock=lambda: 0.0) for kind in (BlockIndex, General)]
+    slots = [
+        [index.open("A", n, model="m", block_size=SIZE, capacity_blocks=capacity_blocks) for n in (0, 1)]
+        for index in both
+    ]
+    for what, rank, path, alias, tier, media, reannounced in history:
+        name = engine_hash(path, alias)
+        parent = engine_hash(path[:-1], alias) if path[1:] else None
+        event: KVEvent = Removed([name], tier)
+        if what == "store":
+            ids = tokens(path)[-SIZE:]
+            event = Stored([name], parent, ids, SIZE, tier, media=media, reannounced=reannounced)
+        fast, slow = [index.apply(its[rank], event) for index, its in zip(both, slots, strict=True)]
+        assert fast == slow
+    assert both[0].stats() == both[1].stats()
+    for number in range(8):
+        keys = chain(root_key(SECRET, "m", None, None), tokens(tuple(number >> bit & 1 for bit in range(3))), SIZE)
+        fast_held, slow_held = [{slot.rank: depths for slot, depths in index.match(keys, SIZE)} for index in both]
+        assert fast_held == slow_held

@@ -3,7 +3,7 @@ from __future__ import annotations
 from array import array
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.routing.blocks import chain
@@ -144,3 +144,62 @@ def test_bits_are_used_again_but_never_too_early(recent: RecentDispatches, clock
         clock.advance(1)
     recent.insert("d", A, prompt(0, 3), SIZE)
     assert recent.bits_in_use <= 20
+
+
+prompts = st.tuples(
+    st.integers(0, 1),  # whose prefix it begins with
+    st.sampled_from([0, 3, 3, 6]),  # blocks of it
+    st.integers(0, 2),  # texts that follow
+)
+dispatches = st.tuples(
+    st.sampled_from(["d", "d", "d", "other"]),
+    st.sampled_from([A, B]),
+    prompts,
+    st.sampled_from([0.0, 1.0, 4.0]),  # seconds until the next
+    st.sampled_from(["insert", "insert", "insert", "insert", "withdraw", "forget"]),
+)
+
+
+def written_down(family: int, blocks: int, texts: int) -> tuple[array[int], tuple[tuple[int, int], ...]]:
+    keys = array("Q", range(1000 * family + 1, 1000 * family + 1 + blocks))
+    return keys, tuple((10**6 + 1000 * family + 50 * blocks + i, blocks * SIZE + 10 * (i + 1)) for i in range(texts))
+
+
+@settings(max_examples=1000)
+@given(st.lists(dispatches, min_size=3, max_size=30), prompts)
+def test_short_prompts_are_found_as_long_ones_are(
+    history: list[tuple[str, Target, tuple[int, int, int], float, str]], asked: tuple[int, int, int]
+) -> None:
+    """The way for short prompts skips what cannot add anything: it must find the same."""
+    now = 0.0
+    recent = RecentDispatches(clock=lambda: now)
+    for domain, target, prompt, pause, what in history:
+        keys, texts = written_down(*prompt)
+        if what == "insert":
+            recent.insert(domain, target, keys, SIZE, text_keys=texts)
+            found = recent.match(domain, keys, SIZE, text_keys=texts).get(target, 0)
+            assert found == (texts[-1][1] if texts else len(keys) * SIZE), "at once, and all of it"
+        elif what == "withdraw":
+            recent.withdraw(domain, target, keys, text_keys=texts)
+            assert target not in recent.match(domain, keys, SIZE, text_keys=texts)
+        else:
+            recent.forget(target)
+        now += pause
+        keys, texts = written_down(*asked)
+        assert recent.match("d", keys, SIZE, text_keys=texts) == recent._match_long("d", keys, SIZE, texts)
+
+
+def test_a_withdrawn_prompt_is_forgotten_there_and_nothing_else(recent: RecentDispatches, clock) -> None:
+    text = ((901, 400),)
+    recent.insert("d", A, prompt(1, 20), SIZE, text_keys=text)
+    recent.insert("d", B, prompt(1, 20), SIZE, text_keys=text)
+    recent.insert("d", A, prompt(2, 20), SIZE)
+    clock.advance(5)  # in another quarter
+    recent.insert("d", A, prompt(1, 20), SIZE)
+    recent.withdraw("d", A, prompt(1, 20), text_keys=text)
+    recent.withdraw("d", ("never", 0), prompt(1, 20))
+    recent.withdraw("unheard of", A, prompt(1, 20))
+    assert recent.match("d", prompt(1, 20), SIZE, text_keys=text) == {B: 400}
+    assert recent.match("d", prompt(2, 20), SIZE) == {A: 20 * SIZE}
+    recent.insert("d", A, prompt(1, 20), SIZE)
+    assert recent.match("d", prompt(1, 20), SIZE) == {A: 20 * SIZE, B: 20 * SIZE}

@@ -1,0 +1,83 @@
+"""`kv_aware` writes its terms out for speed: the figures have to be those of `policies/terms.py`."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies import terms
+from policies.kv_aware import WEIGHTS, KvAware
+from router.core import Candidate, Rates, Snapshot
+
+few = st.integers(0, 40)
+tokens = st.integers(0, 200_000)
+ages = st.sampled_from([0.0, terms.STALE_LOAD_S, terms.STALE_LOAD_S + 0.1, -1.0])
+rates = st.builds(
+    Rates,
+    c0_ms=st.floats(0, 50),
+    c1_ms=st.floats(0, 1),
+    c2_ms=st.floats(0, 1e-4),
+    c3_ms=st.floats(0, 1e-3),
+    c4_ms=st.floats(0, 1),
+)
+held = st.sampled_from([{}, {"gpu": 3200}, {"gpu": 160, "host": 6400}, {"gpu": 0, "disk": 1600, "remote": 9600}])
+
+
+@st.composite
+def candidates(draw: st.DrawFn, prompt_tokens: int) -> Candidate:
+    booked = draw(few)
+    return Candidate(
+        "a",
+        0,
+        hit_tokens=draw(st.integers(0, prompt_tokens - 1)),
+        held_tokens=draw(held),
+        booked_requests=booked,
+        booked_prefills=draw(st.integers(0, booked)),
+        booked_prefill_ms=draw(st.floats(0, 1e5)),
+        booked_kv_tokens=draw(tokens),
+        running=draw(few),
+        waiting=draw(few),
+        kv_usage=draw(st.sampled_from([0.0, 0.3, 1.0])),
+        load_age_s=draw(ages),
+        capacity_tokens=draw(st.just(0) | tokens),
+        rates=draw(rates),
+    )
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> Snapshot:
+    prompt_tokens = draw(st.integers(1, 100_000))
+    rows = draw(st.lists(candidates(prompt_tokens), min_size=1, max_size=4))
+    return Snapshot(0.0, prompt_tokens, tuple(rows), output_tokens=draw(st.integers(0, 4_000)))
+
+
+def by_terms(snapshot: Snapshot, candidate: Candidate, weights: dict[str, float]) -> dict[str, float]:
+    best = max(each.hit_tokens for each in snapshot.candidates)
+    own, batch, pinned = (
+        terms.prefill_ms(snapshot, candidate),
+        terms.decoding(candidate),
+        terms.pinned_tokens(candidate),
+    )
+    parts = {
+        "queue": terms.queue_ms(snapshot, candidate),
+        "prefill": own,
+        "neighbours": terms.neighbours_ms(own, batch),
+        "duplication": terms.duplication_ms(candidate, best),
+        "decode": terms.decode_ms(snapshot, candidate, pinned=pinned, decoding=batch),
+        "memory": terms.memory_ms(snapshot, candidate, pinned=pinned),
+    }
+    return {term: weights[term] * part for term, part in parts.items()}
+
+
+@settings(deadline=None, max_examples=400)
+@given(snapshots(), st.fixed_dictionaries({term: st.sampled_from([0.0, 0.5, 1.0, 3.0]) for term in WEIGHTS}))
+def test_every_part_is_its_term(snapshot: Snapshot, weights: dict[str, float]) -> None:
+    costs = KvAware(weights, random.Random(1)).costs(snapshot)
+    for candidate, cost in zip(snapshot.candidates, costs, strict=True):
+        expected = by_terms(snapshot, candidate, weights)
+        assert list(cost.parts) == list(WEIGHTS)
+        assert cost.parts == pytest.approx(expected)
+        assert cost.value == sum(cost.parts.values())
