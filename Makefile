@@ -26,7 +26,7 @@ dev: $(VENV)/.dev       ## what testing needs on top (about 1 minute)
 run: $(VENV)/.run       ## gateway, three simulated engines, a live table; ends with ctrl-c
 	$(BIN)/warmroute demo
 
-test: $(VENV)/.dev      ## the whole test suite (about 3 minutes)
+test: $(VENV)/.dev      ## the whole test suite (about 5 minutes)
 	$(BIN)/python -m pytest $(ARGS)
 
 check: $(VENV)/.dev     ## format, lint, types, import directions (about 1 minute)
@@ -39,7 +39,7 @@ fix: $(VENV)/.dev       ## formats and mends what can be mended
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.dev     ## speed of every hot step, each beside its baseline (about 5 minutes)
+bench: $(VENV)/.dev     ## speed of every hot step, each beside its baseline (about 6 minutes)
 	$(BIN)/python -m tests.bench $(ARGS)
 
 test-real: $(VENV)/.dev ## real vLLM and SGLang servers on this CPU, ENGINES=folder with start_vllm.sh and start_sglang.sh (about 25 minutes)

@@ -29,6 +29,9 @@ FURTHER_ATTEMPTS = 8
 RETRY_AFTER_S = 2.0
 UNREACHABLE_S = 5.0
 """How long a rank is avoided whose engine refused a request: the watch knows more by then."""
+FAILURES_TO_SUSPECT = 3
+FAILING_S = 10.0
+"""How long a rank is avoided that is there and fails what it is sent, such as one whose core is dead."""
 UNREACHABLE = frozenset({"engine_unreachable", "EngineUnreachable"})
 
 _NO_KEYS: Sequence[int] = ()
@@ -94,10 +97,10 @@ class Brain:
         if now >= self._bookings.due:
             self.sweep(now)
         decision = self._decide(ask, now)
-        self._receipts.keep(ask.request_id, decision, now)
-        booking = self._book(ask, decision, now)
-        self._decided((self._clock() - now) * 1e6)
-        return booking
+        took_us = (self._clock() - now) * 1e6
+        self._receipts.keep(ask.request_id, decision, now, took_us)
+        self._decided(took_us)
+        return self._book(ask, decision, now)
 
     def progress(self, booking_id: int) -> None:
         record = self._bookings.first_token(booking_id, self._clock())
@@ -112,7 +115,9 @@ class Brain:
             self._learn(record.owner, outcome)
 
     async def explain(self, ask: Ask) -> Decision:
-        return self._decide(ask, self._clock())
+        now = self._clock()
+        decision = self._decide(ask, now)
+        return msgspec.structs.replace(decision, took_us=(self._clock() - now) * 1e6)
 
     # --- for the live view
 
@@ -206,8 +211,11 @@ class Brain:
         if outcome.finish == "upstream_failed":
             ask = record.owner.ask  # it may never have begun what siblings would be sent after
             self._recent.withdraw(ask.domain, rank.target, record.owner.keys, text_keys=ask.prompt.text_keys)
+            rank.failures += 1
             if outcome.error in UNREACHABLE:
                 self._fleet.suspect(rank, "refused a connection", now=now, for_s=UNREACHABLE_S)
+            elif rank.failures >= FAILURES_TO_SUSPECT:
+                self._fleet.suspect(rank, f"failed {rank.failures} requests in a row", now=now, for_s=FAILING_S)
 
     def _excuse(self, rank: Rank, record: Record[Placed]) -> None:
         """What was given up before its first token need not show in events."""

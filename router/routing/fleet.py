@@ -49,6 +49,7 @@ class Rank:
         "dispatches",
         "factor",
         "facts",
+        "failures",
         "fits_tokens",
         "has_events",
         "health",
@@ -111,6 +112,7 @@ class Rank:
         self.restarted_at = -inf  # when its events showed a new process
         self.inherited_at = -inf  # when it last showed blocks before we had sent it anything
         self.dispatches = 0
+        self.failures = 0  # requests of ours in a row that the engine took and failed
         self.take(instance, UNKNOWN_FACTS)
 
     def take(self, instance: Instance, facts: EngineFacts) -> None:
@@ -249,6 +251,7 @@ class Fleet:
 
     def trust(self, rank: Rank) -> None:
         """It has answered."""
+        rank.failures = 0
         if self._suspects:
             self._suspects.pop(rank.id, None)
 

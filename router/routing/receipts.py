@@ -28,19 +28,13 @@ class Receipts:
         self._kept: deque[tuple[str, Decision]] = deque(maxlen=RECEIPTS)
         self._due = -inf  # when the next one is, if they came at an even pace
 
-    def keep(self, request_id: str, decision: Decision, now: float) -> None:
+    def keep(self, request_id: str, decision: Decision, now: float, took_us: float = 0.0) -> None:
         due = self._due
         if due <= now:
             self._due = max(due, now - BURST_S) + PACE_S
-            self._kept.append((request_id, _short(decision)))
+            scored = decision.scored[:RECEIPT_CANDIDATES]
+            self._kept.append((request_id, msgspec.structs.replace(decision, scored=scored, took_us=took_us)))
 
     def get(self, request_id: str) -> Decision | None:
         """The last one of that id. None: not kept, or no longer."""
         return next((decision for id, decision in reversed(self._kept) if id == request_id), None)
-
-
-def _short(decision: Decision) -> Decision:
-    scored = decision.scored
-    if len(scored) <= RECEIPT_CANDIDATES:
-        return decision
-    return msgspec.structs.replace(decision, scored=scored[:RECEIPT_CANDIDATES])

@@ -107,7 +107,6 @@ async def test_requests_go_elsewhere_while_an_engine_is_down(site: Site) -> None
     assert await client.nothing_booked()
 
 
-@pytest.mark.xfail(strict=True, reason="an engine that fails every request is not avoided as long as /metrics answers")
 async def test_an_engine_that_only_fails_is_left_alone(site: Site) -> None:
     """Its core is dead, its HTTP server is not: what holds the prefix would draw every request to it."""
     first, second = await site.engine(), await site.engine()

@@ -203,7 +203,7 @@ def test_names_made_up_by_clients_leave_nothing_behind() -> None:
 
 def test_rows_for_the_live_view() -> None:
     fleet = fleet_of(instance("a", labels={"gpu": "h100"}), facts=EngineFacts(served=("x",), version="0.32.0"))
-    row = fleet.rows(now=2.0)[0]
+    row = next(fleet.rows(now=2.0))
     assert (row["instance"], row["rank"], row["model"], row["served"]) == ("a", 0, "m", "x")
     assert (row["health"], row["since_s"], row["labels"], row["version"]) == ("ready", 2.0, {"gpu": "h100"}, "0.32.0")
     assert row["booked_prefill_ms"] == 0
