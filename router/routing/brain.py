@@ -18,7 +18,6 @@ from router.routing.decide import LEAST_BOOKED, decide
 from router.routing.fleet import Fleet, Rank
 from router.routing.holdings import Holdings, promised_tokens
 from router.routing.index import BlockIndex
-from router.routing.receipts import RECEIPTS as RECEIPTS
 from router.routing.receipts import Receipts
 from router.routing.recent import RecentDispatches
 from router.routing.sent import SentIndex

@@ -44,7 +44,7 @@ def decide(
         costs = least_booked(snapshot)
         reason = "; ".join(part for part in (f"policy {name}: {broken}", reason) if part)
         name = LEAST_BOOKED
-    scored = tuple([Scored(candidates[i], costs[i]) for i in _order(candidates, costs, dice)])
+    scored = tuple([Scored(candidates[i], costs[i]) for _, _, _, i in _ordered(candidates, costs, dice)])
     return Decision(name, scored, {} if filtered is None else filtered, reason)
 
 
@@ -65,19 +65,25 @@ def _broken(costs: Sequence[Cost], expected: int) -> str:
     return ""
 
 
-def _order(candidates: Sequence[Candidate], costs: Sequence[Cost], dice: random.Random) -> list[int]:
-    """Cheapest first. Of those that tie for it, the cache least turned over by recent work goes first."""
+def _ordered(
+    candidates: Sequence[Candidate], costs: Sequence[Cost], dice: random.Random
+) -> list[tuple[float, float, float, int]]:
+    """Cheapest first: what is sorted by, and the index.
+
+    Of those that tie for the least, the cache least turned over by recent work goes first, measured by its capacity
+    where all are known.
+    """
     values = [cost.value for cost in costs]
     best = min(values)
     limit = best + TIE_MS if costs[values.index(best)].unit == "ms" else best
-    by_share = all([c.capacity_tokens for c in candidates])  # of the cache, where all are known
+    by_share = all([candidate.capacity_tokens for candidate in candidates])
     rows: list[tuple[float, float, float, int]] = []
     for i, value in enumerate(values):
         if value > limit:
             rows.append((value, 0.0, 0.0, i))
         else:
-            c = candidates[i]
-            wear = c.recent_tokens / c.capacity_tokens if by_share else c.recent_tokens
-            rows.append((-1.0, wear, dice.random(), i))
+            candidate = candidates[i]
+            recent = candidate.recent_tokens
+            rows.append((-1.0, recent / candidate.capacity_tokens if by_share else recent, dice.random(), i))
     rows.sort()
-    return [row[3] for row in rows]
+    return rows

@@ -28,7 +28,9 @@ class Holdings:
         self._held: dict[Slot, Tiers] = {}
         self._expected: dict[Target, int] = {}
         for size, keys in prompt.keys.items():
-            self._note_held(index.match(keys, size), size)
+            matches = index.match(keys, size)
+            if matches:
+                self._note_held(matches, size)
             self._expect(recent.match(ask.domain, keys, size, text_keys=prompt.text_keys))
         if not prompt.keys and prompt.text_keys:
             self._expect(recent.match(ask.domain, (), 1, text_keys=prompt.text_keys))

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 
 from router.routing.depth import Runs, bisect
 
@@ -36,6 +37,8 @@ def _grid(end: int) -> list[int]:
 
 
 GRID = _grid(1 << 22)  # counts of leading blocks that are written down
+_first = itemgetter(0)
+
 LAST = [count - 1 for count in GRID]  # where the last of so many stands
 
 
@@ -93,7 +96,9 @@ class RecentDispatches:
 
     def match(self, domain: str, keys: Sequence[int], size: int, *, text_keys: TextKeys = ()) -> dict[Target, int]:
         """Leading tokens of this prompt that each target was recently given. Targets with none are left out."""
-        self._drop_expired(self._clock())
+        generations, now = self._generations, self._clock()
+        if generations and generations[-1].expires <= now:
+            self._drop_expired(now)
         if not (keys or text_keys):
             return {}
         if len(keys) > DENSE or len(text_keys) > DENSE:
@@ -103,8 +108,11 @@ class RecentDispatches:
     def withdraw(self, domain: str, target: Target, keys: Sequence[int], *, text_keys: TextKeys = ()) -> None:
         """`target` may never have begun this prompt, so neither what it shares with others can be counted on there."""
         bit = self._bits.get(target, 0)
-        points = [*_checkpoints(keys), *[key for key, _ in text_keys[:TEXT_KEYS]]]
+        blocks = _checkpoints(keys)
+        points = [*blocks, *[key for key, _ in text_keys[:TEXT_KEYS]]]
         for generation in self._generations:
+            if blocks:
+                generation.tails.get((domain, blocks[-1]), {}).pop(bit, None)
             table = generation.tables.get(domain, {})
             for key in points:
                 if table.get(key, 0) & bit:
@@ -130,18 +138,19 @@ class RecentDispatches:
         """Every key is written down, and there are few: read one by one.
 
         Newer generations mostly know all that older ones do. An older one is read only where it tells of a target not
-        yet known to hold the most (`settled`), or goes further than the `deepest` so far.
+        yet known to hold the most (`settled`), or knows the key `beyond` that.
         """
         blocks, live = len(keys), self._live
-        texts = [key for key, _ in text_keys]
-        first, last = (keys[0], keys[-1]) if blocks else (texts[0], texts[0])
+        texts = list(map(_first, text_keys))
+        first, last = (keys[0], keys[-1]) if blocks else (texts[0], 0)
         found: dict[Target, int] = {}
         deepest = settled = 0
+        beyond: int | None = first
         for generation in self._generations:
             table = generation.tables.get(domain)
             if table is None or not (mask := table.get(first, 0) & live):
                 continue
-            if not mask & ~settled and not _goes_on(table, keys, texts, deepest):
+            if not mask & ~settled and beyond not in table:
                 continue
             if blocks and table.get(last, 0) & live == mask:  # mostly: a prefix that everybody knows
                 runs = _leading(table, texts, blocks, mask)
@@ -151,6 +160,8 @@ class RecentDispatches:
                 self._deepen(found, holders, depth * size if depth <= blocks else text_keys[depth - blocks - 1][1])
                 if depth > deepest:
                     deepest, settled = depth, holders
+                    past = depth - blocks
+                    beyond = keys[depth] if past < 0 else texts[past] if past < len(texts) else None
                 elif depth == deepest:
                     settled |= holders
         return found
@@ -246,14 +257,6 @@ class RecentDispatches:
 def _checkpoints(keys: Sequence[int]) -> Sequence[int]:
     """Those that are written down."""
     return keys if len(keys) <= DENSE else list(map(keys.__getitem__, LAST[: bisect_right(GRID, len(keys))]))
-
-
-def _goes_on(table: Mapping[int, int], keys: Sequence[int], texts: Sequence[int], depth: int) -> bool:
-    """Whether anybody has more than `depth` of the points."""
-    if depth < len(keys):
-        return keys[depth] in table
-    depth -= len(keys)
-    return depth < len(texts) and texts[depth] in table
 
 
 def _leading(table: Mapping[int, int], points: Sequence[int], depth: int, mask: int) -> Runs:

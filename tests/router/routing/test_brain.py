@@ -30,10 +30,11 @@ from router.core import (
 from router.errors import NoEngine
 from router.routing.blocks import chain, root_key
 from router.routing.bookings import Bookings
-from router.routing.brain import RECEIPTS, Brain, Placed
+from router.routing.brain import Brain, Placed
 from router.routing.confidence import Confidence
 from router.routing.fleet import Fleet, Health, Rank
 from router.routing.index import BlockIndex
+from router.routing.receipts import RECEIPTS
 from router.routing.recent import RecentDispatches
 from router.routing.sent import SentIndex
 

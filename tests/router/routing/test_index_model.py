@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -208,41 +210,39 @@ class General(BlockIndex):
         return False
 
 
-singles = st.tuples(
-    st.sampled_from(("store", "store", "remove")),
-    st.integers(0, 1),
-    st.lists(st.integers(0, 1), min_size=1, max_size=3).map(tuple),
-    st.sampled_from((0, 0, 1)),  # alias
-    st.sampled_from(("gpu", "gpu", "gpu", "host")),
-    st.sampled_from((None, None, None, ((0, "image"),))),
-    st.booleans(),
-)
-
-
-@settings(max_examples=500, deadline=None)
-@given(st.lists(singles, min_size=5, max_size=60), st.sampled_from((None, 5)), st.booleans())
-def test_events_of_one_block_do_what_longer_ones_do(
-    history: list[tuple], capacity_blocks: int | None, orphans: bool
-) -> None:
+@pytest.mark.parametrize("capacity_blocks", [None, 5])
+@pytest.mark.parametrize("orphans", [False, True])
+@pytest.mark.parametrize("seed", range(10))
+def test_events_of_one_block_do_what_longer_ones_do(capacity_blocks: int | None, orphans: bool, seed: int) -> None:
     """Same index, same counts, same results, by the short way and by the general one."""
+    dice = random.Random(seed)
     both = [kind(SECRET, clock=lambda: 0.0) for kind in (BlockIndex, General)]
     slots = [
         [index.open("A", n, model="m", block_size=SIZE, capacity_blocks=capacity_blocks) for n in (0, 1)]
         for index in both
     ]
-    for what, rank, path, alias, tier, media, reannounced in history:
-        name = engine_hash(path, alias)
-        parent = engine_hash(path[:-1], alias) if path[1:] else None
-        event: KVEvent = Removed([name], tier)
-        if what == "store":
-            if parent is not None and not orphans and slots[1][rank].key_of(parent) is None:
-                continue  # while one waits, the short way is not taken
-            ids = tokens(path)[-SIZE:]
-            event = Stored([name], parent, ids, SIZE, tier, media=media, reannounced=reannounced)
+    for _ in range(400):
+        rank, path = dice.choice((0, 0, 1)), tuple(dice.choices((0, 1), k=dice.choice((1, 2, 3))))
+        event = _single(dice, path, alias=dice.choice((0, 0, 1)))
+        parent = event.parent if isinstance(event, Stored) else None
+        if parent is not None and not orphans and slots[1][rank].key_of(parent) is None:
+            continue  # while one waits, the short way is not taken
         fast, slow = [index.apply(its[rank], event) for index, its in zip(both, slots, strict=True)]
         assert fast == slow
-    assert both[0].stats() == both[1].stats()
-    for number in range(8):
-        keys = chain(root_key(SECRET, "m", None, None), tokens(tuple(number >> bit & 1 for bit in range(3))), SIZE)
-        fast_held, slow_held = [{slot.rank: depths for slot, depths in index.match(keys, SIZE)} for index in both]
+        assert both[0].stats() == both[1].stats()
+        keys = chain(root_key(SECRET, "m", None, None), tokens(path), SIZE)
+        fast_held, slow_held = [_by_rank(index.match(keys, SIZE)) for index in both]
         assert fast_held == slow_held
+
+
+def _single(dice: random.Random, path: Path, alias: int) -> KVEvent:
+    name, tier = engine_hash(path, alias), dice.choice(("gpu", "gpu", "gpu", "gpu", "host"))
+    if dice.random() < 0.3:
+        return Removed([name], tier)
+    parent = engine_hash(path[:-1], alias) if path[1:] else None
+    media = dice.choice((None, None, None, ((0, "image"),)))
+    return Stored([name], parent, tokens(path)[-SIZE:], SIZE, tier, media=media, reannounced=dice.random() < 0.5)
+
+
+def _by_rank(matches: list[tuple[Slot, dict[str, int]]]) -> dict[int, dict[str, int]]:
+    return {slot.rank: depths for slot, depths in matches}

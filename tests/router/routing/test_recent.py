@@ -203,3 +203,10 @@ def test_a_withdrawn_prompt_is_forgotten_there_and_nothing_else(recent: RecentDi
     assert recent.match("d", prompt(2, 20), SIZE) == {A: 20 * SIZE}
     recent.insert("d", A, prompt(1, 20), SIZE)
     assert recent.match("d", prompt(1, 20), SIZE) == {A: 20 * SIZE, B: 20 * SIZE}
+
+
+def test_a_withdrawn_prompt_leaves_no_end_of_it_behind(recent: RecentDispatches) -> None:
+    recent.insert("d", A, prompt(1, 67), SIZE)  # written down as 64 blocks and the end
+    recent.withdraw("d", A, prompt(1, 67))
+    recent.insert("d", A, prompt(1, 64), SIZE)
+    assert recent.match("d", prompt(1, 67), SIZE) == {A: 64 * SIZE}
