@@ -31,6 +31,7 @@ from router.serving.prompt import ModelPrompts, Parity, PromptLimits, check, loa
 log = logging.getLogger("warmroute.roster")
 
 RETRY_S = 2.0
+SPARE_SHARE = 0.05  # of the loop's time, for tokens that only make a prediction exact
 REFRESH_S = 1.0
 UNREPORTED_ANSWERS = 3  # answers to warm prompts without a cached count before the operator is told
 
@@ -230,6 +231,7 @@ class Roster:
                 memo_bytes=int(reading.memo_bytes),
                 wait_s=reading.wait_ms / 1e3,
                 always=settings.tokenize == "always",
+                spare_share=SPARE_SHARE,
             ),
             unseen_counts=lambda: self._fleet.unseen_counts(name, self._clock()),
             on_difference=settings.parity,

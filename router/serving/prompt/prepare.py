@@ -9,6 +9,7 @@ body --read--> pieces of text --chain of hashes--> what is known comes from the 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
@@ -37,6 +38,7 @@ from router.serving.prompt.pieces import NO_IDS, Asked, Piece
 from router.serving.prompt.reason import TooLong, Unreadable
 from router.serving.prompt.search import Search, Source, chain_hashes, weight
 from router.serving.prompt.seen import SeenTexts
+from router.serving.prompt.spare import SpareTime
 from router.serving.prompt.tokenizer import Ids, Tokenizer
 
 EngineTokenize = Callable[[str, Mapping[str, Any]], Awaitable[list[int]]]
@@ -68,6 +70,7 @@ class PromptLimits(msgspec.Struct, frozen=True):
     read_at_once_chars: int = 1 << 19  # longer bodies are read in a thread
     worth_tokenizing_bytes: int = 4_096  # unseen text from here on is tokenized afterwards
     always: bool = False  # tokenize unseen text too
+    spare_share: float = 0.0  # of the loop's time, for short unseen text: exact while there is little to do
 
 
 class PromptStats(msgspec.Struct):
@@ -95,6 +98,7 @@ class ModelPrompts:
         limits: PromptLimits | None = None,
         unseen_counts: Callable[[], bool] = lambda: False,
         on_difference: OnDifference = "enforce",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Without a tokenizer keys are approximate. `block_sizes` may answer otherwise later; one thread is enough.
 
@@ -117,6 +121,7 @@ class ModelPrompts:
         self._sizes: Sizes = ()
         self._unseen_counts = unseen_counts
         self._on_difference = on_difference
+        self._spare = SpareTime(self.limits.spare_share, clock=clock)
         self._memo = Memo(self.limits.memo_bytes)
         self._seen = SeenTexts()
         self._encoder = Encoder(tokenizer, self._memo, executor, backlog_bytes=self.limits.backlog_bytes)
@@ -215,9 +220,18 @@ class ModelPrompts:
             return self._exact_prompt(search)
         # What nobody has asked before, no engine can hold; what may be held is worth knowing.
         upto = self._seen.add(hashes, first)
-        if upto < count and (asked.answered or self.limits.always or self._unseen_counts()):
+        if upto < count and (
+            asked.answered or self.limits.always or self._unseen_counts() or self._can_afford(asked.pieces[upto:])
+        ):
             upto = count
         return self._learn(search, upto) if upto > first else self._estimated(search, "", rest_later=True)
+
+    def _can_afford(self, unseen: Sequence[Piece]) -> bool:
+        """No engine holds it whole; the block it begins in may be held, and whoever sends it next finds it sooner."""
+        if not self.limits.spare_share:
+            return False
+        us = sum(map(weight, unseen)) * self._encoder.us_per_byte
+        return us <= self.limits.inline_us and self._spare.spend(us)
 
     def _learn(self, search: Search, upto: int) -> Prompt | Coroutine[Any, Any, Prompt]:
         first = len(search.known)
