@@ -208,6 +208,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     source: Literal["exact", "engine", "approximate", "none"] = "exact"
     reason: str = ""  # why there are no keys, or why they are not exact
     turn: int = 1  # user turns so far
+    known_text_keys: tuple[tuple[int, int], ...] = ()  # within known_tokens: its names while unseen
 
     @property
     def exact(self) -> bool:

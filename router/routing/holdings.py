@@ -32,6 +32,8 @@ class Holdings:
             if matches:
                 self._note_held(matches, size)
             self._expect(recent.match(ask.domain, keys, size, text_keys=prompt.text_keys))
+        if prompt.known_text_keys:
+            self._expect(recent.match_text(ask.domain, prompt.known_text_keys))
         if not prompt.keys and prompt.text_keys:
             self._expect(recent.match(ask.domain, (), 1, text_keys=prompt.text_keys))
 

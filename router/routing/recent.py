@@ -105,6 +105,22 @@ class RecentDispatches:
             return self._match_long(domain, keys, size, text_keys)
         return self._match_short(domain, keys, size, text_keys)
 
+    def match_text(self, domain: str, text_keys: TextKeys) -> dict[Target, int]:
+        """The same by text alone: what a target was given before its tokens were known. `text_keys` in order.
+
+        A text key stands for all text before it, so the last one that is found says all there is to say.
+        """
+        found: dict[Target, int] = {}
+        for generation in self._generations:
+            table = generation.tables.get(domain)
+            if table is None:
+                continue
+            for key, tokens in reversed(text_keys):
+                if holders := table.get(key, 0) & self._live:
+                    self._deepen(found, holders, tokens)
+                    break
+        return found
+
     def withdraw(self, domain: str, target: Target, keys: Sequence[int], *, text_keys: TextKeys = ()) -> None:
         """`target` may never have begun this prompt, so neither what it shares with others can be counted on there."""
         bit = self._bits.get(target, 0)

@@ -87,7 +87,6 @@ async def test_explain_says_where_the_request_then_goes(site: Site) -> None:
     assert sorted((await client.hits(ids, COMPLETIONS)).values()) == [0, 0, 48]
 
 
-@pytest.mark.xfail(strict=True, reason="what was sent as unseen text is not found by its second reader's block keys")
 async def test_the_first_sibling_of_a_burst_follows_before_any_event(site: Site) -> None:
     """A prefix is computed once, even if its first two requests come within one prefill."""
     engines = [await site.engine(speed=0.02) for _ in range(2)]  # a step takes 330 ms

@@ -54,6 +54,8 @@ _RENDERED_FIELDS = (
 _UNREADABLE = (Unreadable, AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
 """The latter is what code that reads JSON raises where a client sends a number for a list."""
 _LONGEST_PIECE = 65_536  # characters; a text without a place to cut becomes ids in one go, and the loop waits for it
+_NAMED_FROM_TOKENS = 256  # shorter text is mostly tokenized at once
+_NAMED_PIECES = 8
 _FAILED = "tokenizing failed"
 _ESTIMATED = "text not seen before: its length is an estimate"
 
@@ -268,7 +270,7 @@ class ModelPrompts:
         asked, known = search.asked, search.known
         tokens = known[-1].tokens
         keys = joined_keys(known, search.sizes)
-        return Prompt(tokens, tokens, keys, (), search.source, asked.reason, asked.turn)
+        return Prompt(tokens, tokens, keys, (), search.source, asked.reason, asked.turn, _named(search))
 
     def _estimated(self, search: Search, reason: str, *, rest_later: bool = False) -> Prompt:
         """Each piece that is not known has its hash for a key, and a length by its bytes.
@@ -299,6 +301,7 @@ class ModelPrompts:
             search.source,
             asked.reason or reason or _ESTIMATED,
             asked.turn,
+            _named(search),
         )
 
     def _unread(self, body: Body, reason: str) -> Prompt:
@@ -380,3 +383,12 @@ def _tokenizable(pieces: Sequence[Piece]) -> Sequence[Piece]:
         if len(piece) > _LONGEST_PIECE:
             return pieces[:at]
     return pieces
+
+
+def _named(search: Search) -> tuple[tuple[int, int], ...]:
+    """The text keys of the last pieces that are known: by these a sibling was noted that came before their tokens."""
+    known = search.known
+    if not known or known[-1].tokens < _NAMED_FROM_TOKENS:
+        return ()
+    first = max(0, len(known) - _NAMED_PIECES)
+    return tuple([(search.hashes[at], known[at].tokens) for at in range(first, len(known))])

@@ -210,3 +210,13 @@ def test_a_withdrawn_prompt_leaves_no_end_of_it_behind(recent: RecentDispatches)
     recent.withdraw("d", A, prompt(1, 67))
     recent.insert("d", A, prompt(1, 64), SIZE)
     assert recent.match("d", prompt(1, 67), SIZE) == {A: 64 * SIZE}
+
+
+def test_what_was_noted_as_text_is_found_by_its_text_once_its_tokens_are_known() -> None:
+    recent = RecentDispatches(clock=lambda: 0.0)
+    recent.insert("", ("a", 0), [], 16, text_keys=[(101, 900), (102, 1800), (103, 2700)])
+    recent.insert("", ("b", 0), [], 16, text_keys=[(101, 900)])
+    assert recent.match_text("", [(101, 910), (102, 1790), (999, 2500)]) == {("a", 0): 1790}
+    assert recent.match_text("", [(101, 910), (998, 1790)]) == {("a", 0): 910, ("b", 0): 910}
+    assert recent.match_text("", [(997, 910)]) == {}
+    assert recent.match_text("other", [(101, 910)]) == {}
