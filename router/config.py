@@ -166,8 +166,9 @@ class Model(Section):
     """Our token ids are compared with the engine's on a set of probes at start. enforce: where they differ, the engine
     tokenizes. warn: say so, and go on with ours. off: don't compare."""
     tokenize: Literal["auto", "always"] = "auto"
-    """auto: text never seen before is counted by estimate and tokenized off the path. always: every prompt is tokenized
-    before it is placed, which costs about 2 ms per 1,000 new tokens."""
+    """auto: text never seen before, which no engine can hold, is counted by estimate and tokenized off the path; short
+    text at once while the gateway has little to do. always: every prompt is tokenized before it is placed, which costs
+    about 2 ms per 1,000 new tokens."""
 
 
 class Events(Section):
@@ -309,7 +310,8 @@ class PromptReading(Section):
     memo_bytes: Size = ByteSize(256 * MIB)
     """Memory for token ids of text seen before."""
     wait_ms: Milliseconds = 300.0
-    """How long an engine-side tokenization may take before the request is placed without it."""
+    """How long a request waits for the tokens of text that an engine may hold, from our thread or the engine, before
+    it is placed without them."""
 
 
 class Timeouts(Section):

@@ -29,6 +29,8 @@ log = logging.getLogger("warmroute.feed")
 POLLED_AT_FULL_PACE = 50
 """So many engines are polled every second. More of them are polled less often: a poll costs some 0.6 ms of the loop,
 and between two polls our own bookings say what matters."""
+SLOWEST_PACE = 3.0
+"""An engine's word older than 5 s is not counted on by policies, so it must come more often than that."""
 TIDY_S = 1.0
 TIDY_SLICE_S = 0.0005
 
@@ -133,7 +135,7 @@ class Feed:
             clock=self._clock,
             dice=self._dice,
             poll_s=self._poll_s,
-            pace=lambda: max(1.0, len(self._followed) / POLLED_AT_FULL_PACE),
+            pace=lambda: min(SLOWEST_PACE, max(1.0, len(self._followed) / POLLED_AT_FULL_PACE)),
             inspect_s=self._inspect_s,
         )
         followed.watch = self._spawn(watch.run(), f"watch {instance.id}")
