@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from policies.terms import (
     STALE_LOAD_S,
     memory_ms,
-    pinned_tokens,
     queue_ms,
     tier_load_ms,
     weights_over,
@@ -57,7 +56,7 @@ class KvAware:
                 if candidate.waiting > requests:
                     queue = queue_ms(snapshot, candidate)
                 if candidate.kv_usage:
-                    pinned = pinned_tokens(candidate)
+                    pinned = candidate.kv_usage * capacity
                 if candidate.running > batch:
                     batch = candidate.running
             c1, c2, uncached, missing = rates.c1_ms, rates.c2_ms, tokens - hit, best - hit

@@ -24,10 +24,15 @@ INHERITED_S = 600.0
 """How long prompts unknown to us are looked up after an engine joined with a cache it got from others: by then their
 conversations have come by."""
 
+UNSEEN_LOOK_S = 0.1
+"""So long what `Fleet.unseen_counts` found holds: it is asked for every request, and looks at every rank."""
+
 SUSPECT_S = 30.0
 """How long a rank is avoided after it let a lease run out, while others can serve."""
 
 UNKNOWN_FACTS = EngineFacts(served=())
+
+_LONG_AGO = (-inf, False)
 
 
 class Health(StrEnum):
@@ -159,6 +164,7 @@ class Fleet:
         self._members: dict[str, list[Rank]] = {}
         self._routable: dict[tuple[str, str | None], Routable] = {}
         self._sizes: dict[str, frozenset[int]] = {}
+        self._unseen: dict[str, tuple[float, bool]] = {}  # by model: until when, and what was found
         self._suspects: dict[str, Rank] = {}
 
     def __iter__(self) -> Iterator[Rank]:
@@ -168,6 +174,7 @@ class Fleet:
     def _changed(self) -> None:
         self._routable.clear()
         self._sizes.clear()
+        self._unseen.clear()
 
     # --- instances
 
@@ -334,11 +341,15 @@ class Fleet:
         For a while after an engine showed blocks that we had not sent it; and always where all we know of an engine's
         cache is what we sent, so that every prompt has to be known for the next one's sake.
         """
-        return any(
-            rank.slot_is_assumed or now - rank.inherited_at < INHERITED_S
-            for rank in self
-            if rank.instance.model == model
-        )
+        until, counts = self._unseen.get(model, _LONG_AGO)
+        if now >= until:
+            counts = any(
+                rank.slot_is_assumed or now - rank.inherited_at < INHERITED_S
+                for rank in self
+                if rank.instance.model == model
+            )
+            self._unseen[model] = (now + UNSEEN_LOOK_S, counts)
+        return counts
 
     def block_sizes(self, model: str) -> frozenset[int]:
         """Those that keys are needed for. Asked for every request; what events show is taken up with the next poll."""

@@ -25,7 +25,7 @@ class Holdings:
     def __init__(self, ask: Ask, index: BlockIndex, recent: RecentDispatches) -> None:
         prompt = ask.prompt
         self._tokens = prompt.tokens
-        self._held: dict[Slot, Tiers] = {}
+        self._held: dict[Slot | None, Tiers] = {}
         self._expected: dict[Target, int] = {}
         for size, keys in prompt.keys.items():
             matches = index.match(keys, size)
@@ -43,18 +43,19 @@ class Holdings:
         The hit of each: what the engine holds times how far that is believed, or what it was just sent, whichever is
         more.
         """
-        tokens, something_known = self._tokens, self._held or self._expected
+        tokens, held_by, expected_of = self._tokens, self._held, self._expected
         candidates: list[Candidate] = []
         for rank in ranks:
             instance, booked, load, doubted = rank.instance, rank.booked, rank.load, rank.confidence
+            recent = rank.recent
             confidence = 0.0 if doubted is None else doubted.believed if now < doubted.until else doubted.at(now)
             held, hit, expected = _NOTHING, 0, 0
-            if something_known:
-                held = self._held_by(rank)
-                if rank.caches:
-                    if held:
-                        hit = usable_tokens(rank.hit_rule, max(held.values()), tokens, confidence=confidence)
-                    expected = self._expected_beyond(hit, rank)
+            if held_by:
+                held = self._held_by_any(rank) if rank.peers else held_by.get(rank.slot, _NOTHING)
+                if held and rank.caches:
+                    hit = usable_tokens(rank.hit_rule, max(held.values()), tokens, confidence=confidence)
+            if rank.caches and expected_of.get(rank.target, 0) > hit:
+                expected = self._expected_beyond(hit, rank)
             candidates.append(
                 Candidate(  # by position: by keyword it takes nine times as long, 1.2 µs
                     instance.id,
@@ -75,7 +76,7 @@ class Holdings:
                     rank.factor.rates,
                     instance.labels,
                     len(booked.prefills),
-                    int(rank.recent.tokens(now)),
+                    int(recent.faded if now < recent.until else recent.tokens(now)),
                 )
             )
         return tuple(candidates)
@@ -97,18 +98,15 @@ class Holdings:
                 self._expected[target] = count
 
     def _expected_beyond(self, hit_tokens: int, rank: Rank) -> int:
-        expected = self._expected.get(rank.target, 0)
-        if expected <= hit_tokens:
-            return 0
+        expected = self._expected[rank.target]
         if rank.peers:  # it goes to any of them
             expected //= 1 + len(rank.peers)
         usable = usable_tokens(rank.hit_rule, expected, self._tokens, confidence=rank.hits.keeps_promises)
         return usable - hit_tokens if usable > hit_tokens else 0
 
-    def _held_by(self, rank: Rank) -> Tiers:
-        if not rank.peers:
-            return self._held.get(rank.slot, _NOTHING) if rank.slot is not None else _NOTHING
-        ranks = (rank, *rank.peers)  # it may end up on any of them: what is held is what they hold on average
+    def _held_by_any(self, rank: Rank) -> Tiers:
+        """It may end up on any of its peers: what is held is what they hold on average."""
+        ranks = (rank, *rank.peers)
         sums: dict[str, int] = {}
         for each in ranks:
             if each.slot is not None:

@@ -59,22 +59,22 @@ def _scaled(prior: Rates, factor: float) -> Rates:
 
 
 class Recent:
-    """A sum of tokens that fades with `RECENT_S`, in steps of `FADE_STEP_S`."""
+    """A sum of tokens that fades with `RECENT_S`, in steps of `FADE_STEP_S`: `faded` is what `tokens` gives `until`."""
 
-    __slots__ = ("_faded_at", "_tokens")
+    __slots__ = ("faded", "until")
 
     def __init__(self) -> None:
-        self._tokens = 0.0
-        self._faded_at = -inf
+        self.faded = 0.0
+        self.until = -inf
 
     def add(self, tokens: int, now: float) -> None:
-        self._tokens = self.tokens(now) + tokens
+        self.faded = self.tokens(now) + tokens
 
     def tokens(self, now: float) -> float:
-        if now - self._faded_at >= FADE_STEP_S:
-            self._tokens *= exp((self._faded_at - now) / RECENT_S)
-            self._faded_at = now
-        return self._tokens
+        if now >= self.until:
+            self.faded *= exp((self.until - FADE_STEP_S - now) / RECENT_S)
+            self.until = now + FADE_STEP_S
+        return self.faded
 
 
 class HitRecord:
