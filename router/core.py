@@ -232,6 +232,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     max_output_tokens: int | None = None
     exclude: tuple[str, ...] = ()  # instance ids that must not be taken again
     policy: str | None = None
+    body_bytes: int = 0  # what the relay keeps of it while it waits
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
@@ -275,6 +276,7 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     turn: int = 1
     choices: int = 1
     output_tokens: int = 256  # expected
+    prefix: int = 0  # a name of the prompt's first block (or text piece), 0 where nothing is known
 
     def uncached(self, candidate: Candidate) -> int:
         return self.tokens - candidate.hit_tokens

@@ -13,6 +13,8 @@
     │   └── ClientGone                  499, never sent
     └── EngineError                   an engine, or all of them, are at fault        5xx
         ├── NoEngine                    503 nobody can serve this model now
+        ├── RoomFull                    503 more is waiting than can be served in time
+        ├── WaitedTooLong               503 no engine was free in time
         ├── EngineUnreachable           502 no connection, or it broke before an answer
         ├── EngineTimeout               504
         └── EngineProtocolError         502 an answer that is not what the protocol says
@@ -111,6 +113,16 @@ class EngineError(WarmrouteError):
 class NoEngine(EngineError):
     status = 503
     code = "no_engine_available"
+
+
+class RoomFull(EngineError):
+    status = 503
+    code = "overloaded"
+
+
+class WaitedTooLong(EngineError):
+    status = 503
+    code = "queue_timeout"
 
 
 class EngineUnreachable(EngineError):

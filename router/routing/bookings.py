@@ -12,7 +12,7 @@ All totals are integers (prefill in µs of GPU time): after any storm they are e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from math import inf
 from typing import Generic, TypeVar
@@ -96,16 +96,22 @@ class Booked(Generic[Owner]):
                 del self.awaited[record.last_key]
         return True
 
-    def remove(self, record: Record[Owner], now: float) -> None:
-        self.end_prefill(record, now)
+    def remove(self, record: Record[Owner], now: float) -> bool:
+        """Whether that ended its prefill."""
+        ended = self.end_prefill(record, now)
         self.requests -= 1
         self.kv_tokens -= record.kv_tokens
+        return ended
 
 
 class Bookings(Generic[Owner]):
-    """All bookings by id. `first_id` should differ between runs: a relay may still hold ids of the one before."""
+    """All bookings by id. `first_id` should differ between runs: a relay may still hold ids of the one before.
+
+    prefill_ended   called with every record whose prefill is over, however that became known, and the time
+    """
 
     def __init__(self, *, first_id: int = 1) -> None:
+        self.prefill_ended: Callable[[Record[Owner], float], None] = _nobody
         self.due = inf  # `sweep` has nothing to do before
         self._next_id = first_id
         self._records: dict[int, Record[Owner]] = {}
@@ -155,7 +161,8 @@ class Bookings(Generic[Owner]):
         record = self._records.pop(id, None)
         if record is not None:
             self._drop_deadline(record)
-            record.booked.remove(record, now)
+            if record.booked.remove(record, now):
+                self.prefill_ended(record, now)
         return record
 
     def sweep(self, now: float) -> Sequence[Record[Owner]]:
@@ -173,7 +180,10 @@ class Bookings(Generic[Owner]):
 
     def _end_prefill(self, record: Record[Owner], now: float) -> bool:
         self._drop_deadline(record)
-        return record.booked.end_prefill(record, now)
+        if not record.booked.end_prefill(record, now):
+            return False
+        self.prefill_ended(record, now)
+        return True
 
     def _set_deadline(self, record: Record[Owner], at: float) -> None:
         tick = int(at / TICK_S) + 1
@@ -189,3 +199,7 @@ class Bookings(Generic[Owner]):
         if record.bucket is not None:
             record.bucket.pop(record.id, None)
             record.bucket = None
+
+
+def _nobody(_record: object, _now: float) -> None:
+    pass

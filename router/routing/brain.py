@@ -1,18 +1,21 @@
 """The one place that decides: `core.Placement` over what is known of the fleet.
 
 place     who can serve (fleet) → who holds the prefix (holdings) → snapshot → decision → booking
+          with a waiting room, once an engine has room for it (`waiting_room.py`)
 release   booking back → what was delivered against what was said: confidence, side tables, rates
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
 from router.core import Ask, Booking, Candidate, Decision, Outcome, Policy, Prompt, Snapshot
-from router.errors import NoEngine
+from router.errors import NoEngine, WarmrouteError
 from router.routing.bookings import Bookings, Record
 from router.routing.decide import LEAST_BOOKED, decide
 from router.routing.fleet import Fleet, Rank
@@ -20,7 +23,10 @@ from router.routing.holdings import Holdings, promised_tokens
 from router.routing.index import BlockIndex
 from router.routing.receipts import Receipts
 from router.routing.recent import RecentDispatches
+from router.routing.room_lanes import Waiting
+from router.routing.room_rule import RoomRule
 from router.routing.sent import SentIndex
+from router.routing.waiting_room import Look, RoomLimits, WaitingRoom
 
 EXPECTED_OUTPUT_TOKENS = 256
 """Of an answer nothing is known of; a request's own limit counts where it is lower."""
@@ -50,7 +56,8 @@ class Placed(msgspec.Struct, eq=False):
 class Brain:
     """`policies` by name, `default_policy` among them; `model_policies`: public model name → policy name.
 
-    `clock` is monotonic. Lives on one event loop, and nothing in here waits.
+    `clock` is monotonic. Lives on one event loop, and nothing in here waits. `room`: where requests wait until an
+    engine has room for them (`open_room`); None: they are placed as they come.
     """
 
     def __init__(
@@ -81,25 +88,48 @@ class Brain:
         self._clock = clock
         self._dice = dice
         self._receipts = Receipts()
+        self.room: WaitingRoom | None = None
         unknown = {default_policy, *self._by_model.values()} - set(policies)
         if unknown:
             raise ValueError(f"no such policy: {', '.join(sorted(unknown))}")
 
+    def open_room(
+        self,
+        call_at: Callable[[float, Callable[[], None]], object],
+        *,
+        rule: RoomRule | None = None,
+        limits: RoomLimits | None = None,
+    ) -> WaitingRoom:
+        """From now on requests wait for an engine that has room. `call_at(when, call)`: a timer by `clock`."""
+        self.room = room = WaitingRoom(self, call_at=call_at, clock=self._clock, rule=rule, limits=limits)
+        self._bookings.prefill_ended = _tell_room(room)
+        return room
+
     # --- core.Placement
 
     async def place(self, ask: Ask) -> Booking:
-        """Raises `NoEngine` when nobody can serve the model."""
-        return self.place_now(ask)
+        """Raises `NoEngine` when nobody can serve the model, and what the waiting room refuses with."""
+        placed = self.place_now(ask)
+        if isinstance(placed, Booking):
+            return placed
+        future = asyncio.ensure_future(placed)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:  # placed in this very turn
+                self._withdraw(future.result().id)
+            raise
 
-    def place_now(self, ask: Ask) -> Booking:
+    def place_now(self, ask: Ask) -> Booking | Awaitable[Booking]:
+        """The booking, or where the request has to wait, a future that gives it. To cancel that is to leave."""
         now = self._clock()
         if now >= self._bookings.due:
             self.sweep(now)
-        decision = self._decide(ask, now)
-        took_us = (self._clock() - now) * 1e6
-        self._receipts.keep(ask.request_id, decision, now, took_us)
-        self._decided(took_us)
-        return self._book(ask, decision, now)
+        if self.room is None:
+            look = self.look(ask, now)
+            return self.book(ask, look, now)
+        waiting = self.room.place(ask, now)
+        return waiting if isinstance(waiting, Booking) else self._future_of(waiting)
 
     def progress(self, booking_id: int) -> None:
         record = self._bookings.first_token(booking_id, self._clock())
@@ -112,10 +142,36 @@ class Brain:
         if record is not None:
             self._note_health(record, outcome, now)
             self._learn(record.owner, outcome)
+            if self.room is not None:
+                self.room.decoded(record.owner.ask.tenant, _decode_ms(record, outcome))
+                self.room.wake(now)
+
+    def _future_of(self, waiting: Waiting) -> asyncio.Future[Booking]:
+        future: asyncio.Future[Booking] = asyncio.get_running_loop().create_future()
+
+        def settle(placed: Booking | WarmrouteError) -> None:
+            if future.cancelled():  # in this very turn of the loop
+                if isinstance(placed, Booking):
+                    self._withdraw(placed.id)
+            elif isinstance(placed, WarmrouteError):
+                future.set_exception(placed)
+            else:
+                future.set_result(placed)
+
+        waiting.settle = settle
+        future.add_done_callback(partial(_left, waiting))
+        return future
+
+    def _withdraw(self, booking_id: int) -> None:
+        """A booking that nobody will use."""
+        record = self._bookings.release(booking_id, self._clock())
+        if record is not None:
+            self._excuse(record.owner.rank, record)
+            self._forget_dispatch(record)
 
     async def explain(self, ask: Ask) -> Decision:
         now = self._clock()
-        decision = self._decide(ask, now)
+        decision = self._choose(ask, self.look(ask, now), now)
         return msgspec.structs.replace(decision, took_us=(self._clock() - now) * 1e6)
 
     # --- for the live view
@@ -132,7 +188,17 @@ class Brain:
 
     # --- deciding
 
-    def _decide(self, ask: Ask, now: float) -> Decision:
+    @property
+    def due(self) -> float:
+        """When `sweep` has something to do next."""
+        return self._bookings.due
+
+    def ranks(self, model: str, lora: str | None) -> Sequence[Rank]:
+        """Who serves a model now, whatever the request."""
+        return self._fleet.routable(model, lora).ranks
+
+    def look(self, ask: Ask, now: float) -> Look:
+        """Who can serve a request, and what each holds of it. Raises `NoEngine`."""
         ranks, filtered = self._fleet.candidates(ask, now=now)
         if not ranks:
             raise NoEngine(
@@ -140,15 +206,26 @@ class Brain:
                 detail="; ".join(f"{rank}: {why}" for rank, why in filtered.items()),
                 retry_after_s=RETRY_AFTER_S,
             )
-        candidates = Holdings(ask, self._index, self._recent).candidates(ranks, now)
+        return Look(ranks, Holdings(ask, self._index, self._recent).candidates(ranks, now), filtered)
+
+    def book(self, ask: Ask, look: Look, now: float, *, among: Sequence[int] | None = None) -> Booking:
+        """The best of the candidates, or of those with these indices."""
+        decision = self._choose(ask, look, now, among)
+        took_us = (self._clock() - now) * 1e6
+        self._receipts.keep(ask.request_id, decision, now, took_us)
+        self._decided(took_us)
+        return self._book(ask, decision, now)
+
+    def _choose(self, ask: Ask, look: Look, now: float, among: Sequence[int] | None = None) -> Decision:
         name = self._policy_for(ask)
         decision = decide(
-            _snapshot(ask, candidates, now),
+            _snapshot(ask, look.candidates, now),
             self._policies[name],
             name=name,
             dice=self._dice,
-            filtered=filtered,
+            filtered=look.filtered,
             reason=_why_not_by_cache(ask.prompt),
+            among=among,
         )
         if decision.policy == LEAST_BOOKED:
             self.policy_failures[name] = self.policy_failures.get(name, 0) + 1
@@ -208,13 +285,18 @@ class Brain:
             return
         self._excuse(rank, record)
         if outcome.finish == "upstream_failed":
-            ask = record.owner.ask  # it may never have begun what siblings would be sent after
-            self._recent.withdraw(ask.domain, rank.target, record.owner.keys, text_keys=ask.prompt.text_keys)
+            self._forget_dispatch(record)
             rank.failures += 1
             if outcome.error in UNREACHABLE:
                 self._fleet.suspect(rank, "refused a connection", now=now, for_s=UNREACHABLE_S)
             elif rank.failures >= FAILURES_TO_SUSPECT:
                 self._fleet.suspect(rank, f"failed {rank.failures} requests in a row", now=now, for_s=FAILING_S)
+
+    def _forget_dispatch(self, record: Record[Placed]) -> None:
+        """It may never have begun what siblings would be sent after."""
+        placed = record.owner
+        ask = placed.ask
+        self._recent.withdraw(ask.domain, placed.rank.target, placed.keys, text_keys=ask.prompt.text_keys)
 
     def _excuse(self, rank: Rank, record: Record[Placed]) -> None:
         """What was given up before its first token need not show in events."""
@@ -269,7 +351,15 @@ def _snapshot(ask: Ask, candidates: tuple[Candidate, ...], now: float) -> Snapsh
         prompt.turn,
         ask.choices,
         _output_tokens(ask),
+        _prefix(prompt),
     )
+
+
+def _prefix(prompt: Prompt) -> int:
+    for keys in prompt.keys.values():  # sizes ascend: what has a larger block has the smallest too
+        if keys:
+            return keys[0]
+    return prompt.text_keys[0][0] if prompt.text_keys else 0
 
 
 def _booking(ask: Ask, decision: Decision, rank: Rank, record: Record[Placed]) -> Booking:
@@ -319,3 +409,27 @@ def _last_new_key(
     if rank.slot_is_assumed or not keys or not prompt.exact:
         return None
     return keys[-1] if not held_tokens or max(held_tokens.values()) < len(keys) * size else None
+
+
+# The waiting room's side
+
+
+def _tell_room(room: WaitingRoom) -> Callable[[Record[Placed], float], None]:
+    def prefill_ended(record: Record[Placed], now: float) -> None:
+        room.prefill_ended(record.owner.rank, record.prefill_us / 1e3, now)
+
+    return prefill_ended
+
+
+def _left(waiting: Waiting, future: asyncio.Future[Booking]) -> None:
+    if future.cancelled():
+        waiting.cancel()
+
+
+def _decode_ms(record: Record[Placed], outcome: Outcome) -> float:
+    """GPU time of an answer's tokens: what each adds to its step, and its share of the step's fixed time."""
+    if outcome.usage is None:
+        return 0.0
+    rates, batch = record.owner.rank.factor.rates, record.booked.requests + 1
+    step = rates.c0_ms / batch + rates.c3_ms * outcome.input_tokens + rates.c4_ms
+    return outcome.usage.output_tokens * step

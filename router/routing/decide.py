@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from math import inf
 
 from router.core import Candidate, Cost, Decision, HitRule, Policy, Scored, Snapshot
@@ -32,8 +32,12 @@ def decide(
     dice: random.Random,
     filtered: Mapping[str, str] | None = None,
     reason: str = "",
+    among: Container[int] | None = None,
 ) -> Decision:
-    """The candidates, best first. If the policy breaks a promise, `least_booked` steps in and `reason` says so."""
+    """The candidates, best first. If the policy breaks a promise, `least_booked` steps in and `reason` says so.
+
+    `among`: the indices of those that can be chosen now; the others come behind them.
+    """
     candidates = snapshot.candidates
     try:
         costs = policy.costs(snapshot)
@@ -44,7 +48,10 @@ def decide(
         costs = least_booked(snapshot)
         reason = "; ".join(part for part in (f"policy {name}: {broken}", reason) if part)
         name = LEAST_BOOKED
-    scored = tuple([Scored(candidates[i], costs[i]) for _, _, _, i in _ordered(candidates, costs, dice)])
+    order = [row[3] for row in _ordered(candidates, costs, dice)]
+    if among is not None:
+        order.sort(key=lambda i: i not in among)
+    scored = tuple([Scored(candidates[i], costs[i]) for i in order])
     return Decision(name, scored, {} if filtered is None else filtered, reason)
 
 

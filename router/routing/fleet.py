@@ -264,13 +264,16 @@ class Fleet:
 
     # --- who can serve
 
+    def routable(self, model: str, lora: str | None) -> Routable:
+        return self._routable.get((model, lora)) or self._find(model, lora)
+
     def candidates(self, ask: Ask, *, now: float) -> tuple[Sequence[Rank], Mapping[str, str]]:
         """The ranks a request may go to, and why the others not. Empty: nobody can serve it now.
 
         A prompt that fits nobody, and a fleet of nothing but suspects, go to all: the engine's own answer is better
         than one of ours.
         """
-        routable = self._routable.get((ask.model, ask.lora)) or self._find(ask.model, ask.lora)
+        routable = self.routable(ask.model, ask.lora)
         if not ask.exclude and not self._suspects and ask.prompt.tokens <= routable.fits_tokens:
             return routable.ranks, routable.filtered
         filtered = dict(routable.filtered)

@@ -96,6 +96,8 @@ class Call:
             self.choices,
             limit if type(limit) is int and limit >= 0 else None,  # max_output_tokens
             exclude,
+            None,  # policy
+            len(self.body),
         )
 
     def upstream_body(self, served: str, rank_fields: Mapping[str, bytes]) -> bytes:

@@ -1,0 +1,61 @@
+"""When a request leaves the waiting room, and for which engine: the rule, without the queues.
+
+Three mechanisms, measured on public traces against choosing at arrival (8 simulated H100s with an 8B model at 4 × the
+recorded load: mean TTFT 18.4 → 2.3 s on Mooncake's conversations, 20.2 → 2.6 s with tool calls in between):
+
+head start  what is soon computed goes first, but only so far: request r stands in line as if it had arrived at
+            arrival + min(κ · m_r, G), m_r its own prefill on the engine that holds most of it. Nothing that arrives
+            more than G later can overtake it.
+hold        a request waits for the busy engine that holds its prefix while λ · (prefill there saved) is more than what
+            that engine has still to do. λ grows from 1 to 10 with the work that waits: the longer the line, the more
+            every token computed twice costs the others.
+gap         an engine that has just finished a prefill gets a short rest, so that those who decode there move on.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from router.core import Rates
+
+
+class RoomRule(msgspec.Struct, frozen=True):
+    """Times in seconds."""
+
+    free_tokens: int = 2_048  # an engine takes more while fewer uncached tokens are under way there
+    signal_delay_s: float = 0.015  # from a first token in the engine until it is known here
+    gap_s: float = 0.1  # from the end of a prefill until the next may begin, the signal's delay included
+    gap_factor: float = 1.0  # but not more than so many times that prefill: short prompts make nobody wait
+    head_start: float = 40.0  # κ: seconds in line for a second of own prefill
+    head_start_max_s: float = 40.0  # G
+    hold: bool = True
+    hold_factor: float = 1.3  # what an engine has still to do takes so much longer: it decodes meanwhile
+    hold_slack_s: float = 0.05  # nobody is held for less
+    full_pressure_s: float = 0.5  # waiting work per engine at which λ is greatest
+    eagerness_max: float = 10.0  # λ at full pressure
+
+    def place_in_line(self, arrived_at: float, prefill_ms: float) -> float:
+        """What the line is ordered by, seconds."""
+        start = self.head_start * prefill_ms / 1e3
+        return arrived_at + (start if start < self.head_start_max_s else self.head_start_max_s)
+
+    def eagerness(self, waiting_ms: float, engines: int) -> float:
+        """λ: what a millisecond of prefill is worth while work of `waiting_ms` waits for so many engines."""
+        pressure = waiting_ms / (engines * self.full_pressure_s * 1e3)
+        return 1.0 + (self.eagerness_max - 1.0) * (pressure if pressure < 1.0 else 1.0)
+
+    def takes_tokens(self, rates: Rates) -> int:
+        """Uncached tokens under way below which an engine is free: it must not run dry before we hear of it."""
+        if rates.c1_ms <= 0:
+            return self.free_tokens
+        return max(self.free_tokens, int(self.signal_delay_s * 1e3 / rates.c1_ms))
+
+    def busy_ms(self, rates: Rates, tokens: int) -> float:
+        """What a request would wait for an engine with `tokens` under way."""
+        over = tokens - self.takes_tokens(rates)
+        return self.hold_factor * rates.c1_ms * (over if over > 0 else 0) + self.hold_slack_s * 1e3
+
+    def rest_s(self, prefill_ms: float) -> float:
+        """How long an engine rests that has just finished a prefill of `prefill_ms`, from when that is known here."""
+        gap = self.gap_s - self.signal_delay_s
+        return max(0.0, min(gap, self.gap_factor * prefill_ms / 1e3))

@@ -1,0 +1,36 @@
+"""Which tenant has had least of the engines' time: start-time fair queueing over milliseconds of GPU work.
+
+A tenant's next request starts at max(v, what the tenant has had), v being the start of whoever was served last: who has
+been away gains no credit by it, and who comes back does not have to catch up. (Goyal, Vin and Cheng, SIGCOMM '96; for
+LLM serving with counters instead of tags: VTC, OSDI '24.)
+"""
+
+from __future__ import annotations
+
+_TENANTS = 10_000
+
+
+class TenantShares:
+    """Milliseconds of work by tenant."""
+
+    __slots__ = ("_had", "_served")
+
+    def __init__(self) -> None:
+        self._had: dict[str, float] = {}
+        self._served = 0.0  # v
+
+    def start(self, tenant: str) -> float:
+        """The least goes first."""
+        had = self._had.get(tenant, 0.0)
+        return had if had > self._served else self._served
+
+    def serve(self, tenant: str, work_ms: float) -> None:
+        """A request of `tenant` is served, which will take so much."""
+        self._served = self.start(tenant)
+        self.charge(tenant, work_ms)
+
+    def charge(self, tenant: str, work_ms: float) -> None:
+        """What was served took so much more than was thought."""
+        self._had[tenant] = self.start(tenant) + work_ms
+        if len(self._had) > _TENANTS:
+            self._had = {name: had for name, had in self._had.items() if had > self._served}

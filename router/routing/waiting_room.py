@@ -1,0 +1,400 @@
+"""Requests are placed when an engine has room for them, not when they arrive.
+
+place ──somebody is free, nobody waits──> booked at once
+  └────> in line, or held for the engine that has the cache ──an engine is free──> booked, its siblings with it
+
+Order of precedence: priority, then the tenant that has had least, then the place in line (`room_rule.py`). The clock is
+handed in: the gateway's, or a replay's virtual one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from router.core import Ask, Booking, Candidate
+from router.errors import NoEngine, RoomFull, WaitedTooLong, WarmrouteError
+from router.routing.fleet import Rank
+from router.routing.room_lanes import Lane, LaneName, Target, Waiting
+from router.routing.room_rule import RoomRule
+from router.routing.tenant_shares import TenantShares
+
+LOOK_AGAIN_S = 0.5
+"""Engines come back, estimates run out: what nothing reports is looked at so often while somebody waits."""
+
+
+class Look(NamedTuple):
+    """Who can serve a request and what each holds of it, as things stand. `candidates` in the order of `ranks`."""
+
+    ranks: Sequence[Rank]
+    candidates: tuple[Candidate, ...]
+    filtered: Mapping[str, str]
+
+
+class Desk(Protocol):
+    """What the room asks of the brain. `due`: when `sweep` has something to do next."""
+
+    @property
+    def due(self) -> float: ...
+
+    def sweep(self, now: float) -> None:
+        """Ends prefills that show their end by their time alone."""
+        ...
+
+    def ranks(self, model: str, lora: str | None) -> Sequence[Rank]:
+        """Who serves a model now, whatever the request."""
+        ...
+
+    def look(self, ask: Ask, now: float) -> Look:
+        """Raises NoEngine."""
+        ...
+
+    def book(self, ask: Ask, look: Look, now: float, *, among: Sequence[int]) -> Booking:
+        """One of those candidates, chosen by the policy."""
+        ...
+
+
+class RoomLimits(msgspec.Struct, frozen=True):
+    requests: int = 10_000
+    body_bytes: int = 1 << 30
+    wait_s: float = 600.0  # a request that is not placed by then is refused
+
+
+class RoomStats(msgspec.Struct):
+    """Running totals."""
+
+    placed_at_once: int = 0
+    placed: int = 0  # after a wait
+    refused: int = 0  # at arrival
+    expired: int = 0
+    left: int = 0  # their clients
+    longest_wait_s: float = 0.0
+
+
+class _Verdict(NamedTuple):
+    """`free`: indices of candidates that could take it now. `held_for`: for whom it waits all the same."""
+
+    free: Sequence[int]
+    held_for: Target | None = None
+    gain_ms: float = 0.0
+
+
+class WaitingRoom:
+    """`call_at(when, call)` calls back once at clock time `when`, or as soon as possible after it."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        *,
+        call_at: Callable[[float, Callable[[], None]], object],
+        clock: Callable[[], float],
+        rule: RoomRule | None = None,
+        limits: RoomLimits | None = None,
+    ) -> None:
+        self.rule = rule or RoomRule()
+        self.limits = limits or RoomLimits()
+        self.stats = RoomStats()
+        self._desk = desk
+        self._call_at = call_at
+        self._clock = clock
+        self._shares = TenantShares()
+        self._lanes: dict[LaneName, Lane] = {}
+        self._waiting: dict[Waiting, None] = {}  # by age
+        self._twins: dict[tuple[LaneName, int, int], dict[Waiting, None]] = {}
+        self._body_bytes = 0
+        self._rested: dict[Target, float] = {}  # when a rank that finished a prefill may begin the next
+        self._due = inf  # when we are called back
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def held(self) -> int:
+        """Of those who wait, how many wait for one engine while another is free or freer."""
+        return sum(lane.held for lane in self._lanes.values())
+
+    def oldest_s(self, now: float) -> float:
+        """How long the one has waited that has waited longest."""
+        oldest = next(iter(self._waiting), None)
+        return 0.0 if oldest is None else now - oldest.arrived_at
+
+    # -- in
+
+    def place(self, ask: Ask, now: float) -> Booking | Waiting:
+        """The booking, if there is room; else who waits, whose `settle` is to be set before anything else happens.
+
+        Raises NoEngine, and RoomFull for a request that would not be placed in time.
+        """
+        look = self._desk.look(ask, now)
+        waiting = Waiting(ask, now)
+        verdict = self._judge(waiting, look, now)
+        if not self._waiting and verdict.free and verdict.held_for is None:
+            self.stats.placed_at_once += 1
+            return self._book(ask, look, verdict.free, waiting.prefill_ms, now)
+        self._refuse_if_full(ask, look, waiting)
+        self._enter(waiting)
+        self._work(now)
+        if waiting.booking is not None:
+            self.stats.placed_at_once += 1
+            return waiting.booking
+        return waiting
+
+    def _refuse_if_full(self, ask: Ask, look: Look, waiting: Waiting) -> None:
+        limits = self.limits
+        backlog_s = self._backlog_s(ask, look)
+        if len(self._waiting) >= limits.requests or self._body_bytes + ask.body_bytes > limits.body_bytes:
+            full = RoomFull("Too many requests are waiting for an engine.", retry_after_s=max(1.0, backlog_s))
+        elif backlog_s > limits.wait_s:
+            full = RoomFull("No engine would be free in time.", retry_after_s=backlog_s - limits.wait_s + 1.0)
+        else:
+            return
+        self.stats.refused += 1
+        raise full
+
+    def _backlog_s(self, ask: Ask, look: Look) -> float:
+        """Until everything is computed that waits now and is not less urgent, by all engines together."""
+        lanes = [lane for lane in self._lanes.values() if lane.name.priority >= ask.priority]
+        waiting_ms = sum([lane.waiting_ms for lane in lanes if lane.name.model == ask.model])
+        return (waiting_ms + sum([c.booked_prefill_ms for c in look.candidates])) / len(look.candidates) / 1e3
+
+    def _enter(self, waiting: Waiting) -> None:
+        ask = waiting.ask
+        waiting.place = self._place_in_line(waiting)
+        waiting.cancel = lambda: self._cancel(waiting)
+        name = LaneName(ask.model, ask.lora, ask.priority, ask.tenant)
+        lane = self._lanes.get(name)
+        if lane is None:
+            lane = self._lanes[name] = Lane(name)
+        lane.enter(waiting)
+        self._waiting[waiting] = None
+        self._body_bytes += ask.body_bytes
+        twins = _name_of_prompt(waiting, name)
+        if twins is not None:
+            self._twins.setdefault(twins, {})[waiting] = None
+
+    def _place_in_line(self, waiting: Waiting) -> float:
+        if waiting.ask.exclude:  # its engine failed it: it has waited once already
+            return -inf
+        return self.rule.place_in_line(waiting.arrived_at, waiting.prefill_ms)
+
+    # -- out
+
+    def _leave(self, waiting: Waiting) -> None:
+        del self._waiting[waiting]
+        self._body_bytes -= waiting.ask.body_bytes
+        lane = waiting.lane
+        assert lane is not None, "who waits stands in a lane"
+        twins = _name_of_prompt(waiting, lane.name)
+        if twins is not None:
+            del self._twins[twins][waiting]
+            if not self._twins[twins]:
+                del self._twins[twins]
+        lane.leave(waiting)
+        if not lane.size:
+            del self._lanes[lane.name]
+
+    def _cancel(self, waiting: Waiting) -> None:
+        if waiting in self._waiting:
+            self.stats.left += 1
+            self._leave(waiting)
+
+    def _fail(self, waiting: Waiting, error: WarmrouteError) -> None:
+        self._leave(waiting)
+        if waiting.settle is not None:
+            waiting.settle(error)
+
+    def _send(self, waiting: Waiting, look: Look, among: Sequence[int], now: float) -> Booking:
+        self._leave(waiting)
+        booking = waiting.booking = self._book(waiting.ask, look, among, waiting.prefill_ms, now)
+        if waiting.settle is not None:
+            self.stats.placed += 1
+            self.stats.longest_wait_s = max(self.stats.longest_wait_s, now - waiting.arrived_at)
+            waiting.settle(booking)
+        return booking
+
+    def _book(self, ask: Ask, look: Look, among: Sequence[int], prefill_ms: float, now: float) -> Booking:
+        booking = self._desk.book(ask, look, now, among=among)
+        self._shares.serve(ask.tenant, prefill_ms)
+        return booking
+
+    # -- what engines tell
+
+    def prefill_ended(self, rank: Rank, prefill_ms: float, now: float) -> None:
+        """A prefill of ours is over on `rank`, or given up."""
+        rested = now + self.rule.rest_s(prefill_ms)
+        if rested > self._rested.get(rank.target, -inf):
+            self._rested[rank.target] = rested
+        self.wake(now)
+
+    def decoded(self, tenant: str, work_ms: float) -> None:
+        """What a request of the tenant took beyond its prefill."""
+        self._shares.charge(tenant, work_ms)
+
+    def wake(self, now: float) -> None:
+        """Something may have changed. What a turn of the loop brings is looked at once, after it."""
+        if self._waiting:
+            self._call_back(now)
+
+    def forget(self, target: Target) -> None:
+        """The rank is gone."""
+        self._rested.pop(target, None)
+
+    # -- at work
+
+    def _call_back(self, when: float) -> None:
+        if when < self._due:
+            self._due = when
+            self._call_at(when, self._called)
+
+    def _called(self) -> None:
+        now = self._clock()
+        if now >= self._due:
+            self._due = inf
+            self._work(now)
+
+    def _work(self, now: float) -> None:
+        """Place whom there is room for, and be called back when that may be so for others."""
+        if now >= self._desk.due:
+            self._desk.sweep(now)
+        self._expire(now)
+        set_aside: list[Waiting] = []
+        while self._send_next(set_aside, now):
+            pass
+        for waiting in set_aside:
+            if waiting.lane is not None:
+                waiting.lane.line_up(waiting)
+        if self._waiting:
+            self._call_back(self._next_change(now))
+
+    def _expire(self, now: float) -> None:
+        while (oldest := next(iter(self._waiting), None)) is not None:
+            if now - oldest.arrived_at < self.limits.wait_s:
+                return
+            self.stats.expired += 1
+            self._fail(oldest, WaitedTooLong("No engine was free in time.", retry_after_s=1.0))
+
+    def _send_next(self, set_aside: list[Waiting], now: float) -> bool:
+        """Place the first who can be. False: nobody can."""
+        lanes = list(self._lanes.values())
+        if len(lanes) > 1:
+            lanes.sort(key=self._precedence)
+        return any(self._send_first(lane, set_aside, now) for lane in lanes)
+
+    def _precedence(self, lane: Lane) -> tuple[float, ...]:
+        return (-lane.name.priority, self._shares.start(lane.name.tenant))
+
+    def _send_first(self, lane: Lane, set_aside: list[Waiting], now: float) -> bool:
+        ranks = self._desk.ranks(lane.name.model, lane.name.lora)
+        free = [rank.target for rank in ranks if self._is_free(rank, now)]
+        if not free and ranks:
+            return False
+        self._let_go(lane, ranks)
+        while (waiting := lane.first(free)) is not None:
+            try:
+                look = self._desk.look(waiting.ask, now)
+            except NoEngine as error:
+                self._fail(waiting, error)
+                continue
+            before = waiting.place
+            verdict = self._judge(waiting, look, now)
+            waiting.place = self._place_in_line(waiting)
+            if waiting.place > before:
+                lane.line_up(waiting)  # its prefix has gone: others may come first now
+                if lane.first(free) is not waiting:
+                    continue
+            if not verdict.free:
+                lane.take_out(waiting)
+                set_aside.append(waiting)
+            elif verdict.held_for is not None:
+                lane.hold(waiting, verdict.held_for, verdict.gain_ms)
+            else:
+                self._send_with_twins(lane, waiting, look, verdict.free, now)
+                return True
+        return False
+
+    def _send_with_twins(self, lane: Lane, waiting: Waiting, look: Look, among: Sequence[int], now: float) -> None:
+        """Siblings of a best-of-n go where the first goes: there its prompt is about to be held."""
+        name = _name_of_prompt(waiting, lane.name)
+        booking = self._send(waiting, look, among, now)
+        for twin in list(self._twins.get(name, ())) if name is not None else ():
+            try:
+                look = self._desk.look(twin.ask, now)
+            except NoEngine:
+                return
+            same = [
+                i for i, c in enumerate(look.candidates) if (c.instance, c.rank) == (booking.instance, booking.rank)
+            ]
+            if same:
+                self._judge(twin, look, now)
+                self._send(twin, look, same, now)
+
+    def _let_go(self, lane: Lane, ranks: Sequence[Rank]) -> None:
+        """Whom it does not pay any more to hold."""
+        targets = lane.targets()
+        if not targets:
+            return
+        by_target = {rank.target: rank for rank in ranks}
+        eagerness = self.rule.eagerness(self._waiting_ms(lane.name.model), max(1, len(ranks)))
+        for target in targets:
+            rank = by_target.get(target)
+            lane.let_go(target, inf if rank is None else self._busy_ms(rank) / eagerness)
+
+    def _judge(self, waiting: Waiting, look: Look, now: float) -> _Verdict:
+        tokens, ranks, candidates = waiting.ask.prompt.tokens, look.ranks, look.candidates
+        work = [c.rates.prefill_ms(tokens - c.hit_tokens, tokens) for c in candidates]
+        least = min(work)
+        if waiting.lane is not None:
+            waiting.lane.revalue(waiting, least)
+            waiting_ms = self._waiting_ms(waiting.ask.model)
+        else:
+            waiting.prefill_ms = least
+            waiting_ms = self._waiting_ms(waiting.ask.model) + least
+        free = [i for i, rank in enumerate(ranks) if self._is_free(rank, now)]
+        if not free or len(free) == len(ranks) or not self.rule.hold:
+            return _Verdict(free)
+        best = min([work[i] for i in free])
+        if best <= least:
+            return _Verdict(free)
+        eagerness = self.rule.eagerness(waiting_ms, len(ranks))
+        held_for, gain_ms, most = None, 0.0, 0.0
+        for i, rank in enumerate(ranks):
+            gain = best - work[i]
+            if gain > 0 and not self._is_free(rank, now):
+                profit = eagerness * gain - self._busy_ms(rank)
+                if profit > most:
+                    held_for, gain_ms, most = rank.target, gain, profit
+        return _Verdict(free, held_for, gain_ms)
+
+    def _waiting_ms(self, model: str) -> float:
+        return sum([lane.waiting_ms for lane in self._lanes.values() if lane.name.model == model])
+
+    def _busy_ms(self, rank: Rank) -> float:
+        return self.rule.busy_ms(rank.factor.rates, rank.booked.prefill_tokens // (1 + len(rank.peers)))
+
+    def _is_free(self, rank: Rank, now: float) -> bool:
+        tokens = rank.booked.prefill_tokens
+        if tokens and tokens >= self.rule.takes_tokens(rank.factor.rates) * (1 + len(rank.peers)):
+            return False
+        return now >= self._rested.get(rank.target, -inf)
+
+    def _next_change(self, now: float) -> float:
+        """When some engine has rested, or something is to be looked at again in any case."""
+        when = max(now, min(now + LOOK_AGAIN_S, self._desk.due))
+        for rested in self._rested.values():
+            if now < rested < when:
+                when = rested
+        return when
+
+
+def _name_of_prompt(waiting: Waiting, lane: LaneName) -> tuple[LaneName, int, int] | None:
+    """Equal for requests of one lane that ask the same. None: nothing is known of the prompt."""
+    prompt = waiting.ask.prompt
+    if waiting.ask.exclude:
+        return None
+    if prompt.text_keys:
+        return (lane, prompt.text_keys[-1][0], prompt.tokens)
+    keys = next(iter(prompt.keys.values()), None)
+    return (lane, keys[-1], prompt.tokens) if keys else None
