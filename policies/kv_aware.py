@@ -34,6 +34,8 @@ class KvAware:
     prefill alike. With nothing cached anywhere what remains is least outstanding work.
     """
 
+    joint = True  # it can choose among the engines that have room
+
     def __init__(self, weights: Mapping[str, float], dice: random.Random) -> None:
         self._weights = weights_over(WEIGHTS, weights)
         self._by_term = tuple(self._weights[term] for term in WEIGHTS)

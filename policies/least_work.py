@@ -14,6 +14,8 @@ WEIGHTS: Mapping[str, float] = {"queue": 1.0, "prefill": 1.0, "decode": 0.05}
 class LeastWork:
     """cost = queue + prefill of the whole prompt + decode: the terms of `kv_aware` with every hit taken as zero."""
 
+    joint = True  # it can choose among the engines that have room
+
     def __init__(self, weights: Mapping[str, float], dice: random.Random) -> None:
         self._weights = weights_over(WEIGHTS, weights)
 

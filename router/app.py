@@ -29,13 +29,13 @@ import uvloop
 from router import __version__, plugins
 from router.admin import serve as admin_process
 from router.admin.serve import AdminServer
-from router.config import Config
+from router.config import Config, WaitingRoom
 from router.core import Instance, Placement, Policy
 from router.errors import ConfigError
 from router.http.client import Pool
 from router.http.messages import Limits, PoolLimits
 from router.http.server import Server, serve
-from router.live import LiveView, feed_counts
+from router.live import LiveView, feed_counts, room_figures
 from router.roster import Roster, load_adapters
 from router.routing import persist
 from router.routing.bookings import Bookings
@@ -44,7 +44,9 @@ from router.routing.feed import Feed
 from router.routing.fleet import Fleet
 from router.routing.index import BlockIndex
 from router.routing.recent import RecentDispatches
+from router.routing.room_rule import RoomRule
 from router.routing.sent import SentIndex
+from router.routing.waiting_room import RoomLimits
 from router.serving.edge import Edge
 from router.serving.engines import Engines
 from router.serving.gateway import Gateway
@@ -111,6 +113,7 @@ class Running:
             fleet=lambda: fleet.rows(clock()),
             feed=lambda: feed_counts(feed, index),
             reordered_tools=lambda: tools_order.counts,
+            room=lambda: room_figures(brain.room, clock()),
         )
         policies, by_model = load_policies(config, dice)
         brain = Brain(
@@ -126,6 +129,8 @@ class Running:
             clock=clock,
             dice=dice,
         )
+        if config.waiting_room.enabled:
+            _open_room(brain, config.waiting_room, clock)
         adapters = load_adapters()
         for adapter in adapters.values():
             self._at_end(adapter.aclose)
@@ -279,6 +284,23 @@ def load_policies(config: Config, dice: random.Random) -> tuple[dict[str, Policy
         except ValueError as error:
             raise ConfigError([f"policy.weights: {error}"]) from error
     return policies, by_model
+
+
+def _open_room(brain: Brain, settings: WaitingRoom, clock: Callable[[], float]) -> None:
+    loop = asyncio.get_running_loop()
+
+    def call_at(when: float, call: Callable[[], None]) -> None:
+        after = when - clock()
+        if after > 0:
+            loop.call_later(after, call)
+        else:
+            loop.call_soon(call)
+
+    brain.open_room(
+        call_at,
+        rule=RoomRule(free_tokens=settings.free_tokens, head_start_max_s=settings.head_start_max_s),
+        limits=RoomLimits(requests=settings.max_requests, body_bytes=int(settings.max_bytes), wait_s=settings.wait_s),
+    )
 
 
 def expected_models(config: Config) -> set[str]:

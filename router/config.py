@@ -295,6 +295,23 @@ class PolicyChoice(Section):
     """The policy's weights by name, 0 or more; what is not given keeps the policy's own."""
 
 
+class WaitingRoom(Section):
+    """Where requests wait until an engine has room for them, in the order that serves all of them soonest."""
+
+    enabled: bool = True
+    """false: every request goes to an engine as it arrives, and waits there."""
+    free_tokens: Tokens = 2_048
+    """An engine takes more while fewer uncached prompt tokens of ours are on their way to their first token there."""
+    head_start_max_s: Seconds = 40.0
+    """Short prompts go before long ones, but nothing that arrives later than this overtakes a request."""
+    wait_s: Seconds = 600.0
+    """A request that is not placed by then is refused; one that could not be, at once, with Retry-After."""
+    max_requests: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000
+    """So many may wait; further ones are refused."""
+    max_bytes: Size = ByteSize(GIB)
+    """So many bytes of bodies may wait; further ones are refused."""
+
+
 class Index(Section):
     """The memory of who holds what."""
 
@@ -338,6 +355,8 @@ class Config(Section):
     """The engines to place requests on."""
     policy: PolicyChoice = PolicyChoice()
     """The placement policy."""
+    waiting_room: WaitingRoom = WaitingRoom()
+    """The waiting room."""
     index: Index = Index()
     """The block index."""
     prompt: PromptReading = PromptReading()

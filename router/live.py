@@ -14,6 +14,7 @@ from router.routing.brain import Brain
 from router.routing.feed import Feed
 from router.routing.fleet import Fleet, Health
 from router.routing.index import BlockIndex
+from router.routing.waiting_room import WaitingRoom
 from router.serving.call import CHAT, COMPLETIONS, Call
 from router.serving.models import Models
 from router.telemetry import Telemetry, in_slices
@@ -102,6 +103,23 @@ def feed_counts(feed: Feed, index: BlockIndex) -> dict[str, int]:
         "silences": counts.lost["silent"],
         "index_evictions": stats.evicted,
         "orphan_blocks_dropped": stats.orphans_expired,
+    }
+
+
+def room_figures(room: WaitingRoom | None, now: float) -> dict[str, float]:
+    """What becomes `warmroute_room_…`; nothing where there is no waiting room."""
+    if room is None:
+        return {}
+    held, stats = room.held, room.stats
+    return {
+        "waiting": len(room) - held,
+        "held": held,
+        "oldest_seconds": room.oldest_s(now),
+        "placed_at_once_total": stats.placed_at_once,
+        "placed_total": stats.placed,
+        "refused_total": stats.refused,
+        "expired_total": stats.expired,
+        "left_total": stats.left,
     }
 
 

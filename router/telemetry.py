@@ -50,6 +50,17 @@ _RANK_GAUGES = {
     "index_blocks": "Blocks the index holds for this rank.",
 }
 
+_ROOM = {
+    "waiting": "Requests that wait since no engine has room for them.",
+    "held": "Requests that wait for the engine that holds their prefix.",
+    "oldest_seconds": "How long the request has waited that has waited longest.",
+    "placed_at_once_total": "Requests placed as they arrived.",
+    "placed_total": "Requests placed after a wait.",
+    "refused_total": "Requests refused at arrival, since too many waited.",
+    "expired_total": "Requests refused that had waited too long.",
+    "left_total": "Requests whose client left while they waited.",
+}
+
 _TOKEN_COUNTS = {
     "input": ("warmroute_input_tokens", "Prompt tokens."),
     "told": ("warmroute_input_tokens_told", "Prompt tokens of answers that told their hit: what hits are a share of."),
@@ -182,6 +193,7 @@ class Telemetry:
     fleet: one mapping a rank with "instance", "rank" and the values of `_RANK_GAUGES` (`core.Live.fleet`).
     feed: counts of the event feed by name; each becomes `warmroute_kv_{name}_total`.
     reordered_tools: requests by model whose tools came in another order than before.
+    room: figures of the waiting room by the names of `_ROOM`.
     """
 
     def __init__(
@@ -190,7 +202,9 @@ class Telemetry:
         fleet: Callable[[], Iterable[Row]] = tuple,
         feed: Callable[[], Mapping[str, int]] = dict,
         reordered_tools: Callable[[], Mapping[str, int]] = dict,
+        room: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
+        self._room = room
         self._fleet = fleet
         self._feed = feed
         self._reordered_tools = reordered_tools
@@ -291,7 +305,13 @@ class Telemetry:
         self._count_all()
         lag_max, self._lag_max = self._lag_max, 0.0
         rows = await in_slices(self._fleet())
-        ready = [_lag_max(lag_max), *self._feed_counts(), *self._token_counts(), *self._tools_order()]
+        ready = [
+            _lag_max(lag_max),
+            *self._feed_counts(),
+            *self._token_counts(),
+            *self._tools_order(),
+            *self._room_figures(),
+        ]
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Page(ready, self._families(), rows))
         ProcessCollector(namespace="warmroute", registry=registry)
@@ -310,6 +330,11 @@ class Telemetry:
     def _feed_counts(self) -> Iterator[Metric]:
         for name, count in self._feed().items():
             yield CounterMetricFamily(f"warmroute_kv_{name}", f"KV event feed: {name.replace('_', ' ')}.", value=count)
+
+    def _room_figures(self) -> Iterator[Metric]:
+        for name, value in self._room().items():
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            yield kind(f"warmroute_room_{name.removesuffix('_total')}", _ROOM[name], value=value)
 
     def _tools_order(self) -> Iterator[Metric]:
         family = CounterMetricFamily(

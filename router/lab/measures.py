@@ -93,7 +93,9 @@ def measure(replayed: Replayed) -> Measures:
         duplicate_share=replayed.duplicate_share,
         imbalance=max(replayed.busy_s) / mean_busy if mean_busy else 1.0,
         preemptions=replayed.preemptions,
-        longest_wait_s=max([one.placed_at - one.arrived_at for one in served if one.placed_at is not None], default=0.0),
+        longest_wait_s=max(
+            [one.placed_at - one.arrived_at for one in served if one.placed_at is not None], default=0.0
+        ),
     )
 
 

@@ -171,7 +171,7 @@ class Replay:
         self._bookings = bookings
         if setup.room is not None:
             rule = msgspec.structs.replace(setup.room, signal_delay_s=setup.signal_delay_s)
-            self._brain.open_room(self._at, rule=rule, limits=setup.room_limits)
+            self._brain.open_room(self._at, rule=rule, limits=setup.room_limits, every_policy=True)
         self._engines: list[Engine] = []
         for n, spec in enumerate(setup.engines):
             id = f"e{n}"

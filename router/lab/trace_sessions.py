@@ -102,7 +102,7 @@ def _read_groups(path: Path, block_size: int) -> dict[str, _Group]:
 
 def _requests(root: str, group: _Group, names: _Names, start: float, think_cap_s: float) -> Iterable[TraceRequest]:
     parents: list[tuple[_TurnRow, TraceRequest]] = []
-    for name, session in sorted(group.items(), key=lambda item: item[0] != root):  # sub-agents behind their parent
+    for name, session in sorted(group.items()):  # by name: sub-agents behind their parent
         before = None if name == root else _begun_by(session[0].t, parents)
         first_pause = 0.0 if before is None else max(0.0, session[0].t - before[0].t - _took(before[0]))
         pauses = [first_pause, *(row.think or 0.0 for row in session[1:])]

@@ -89,6 +89,7 @@ class Brain:
         self._dice = dice
         self._receipts = Receipts()
         self.room: WaitingRoom | None = None
+        self._joint: set[str] = set()
         unknown = {default_policy, *self._by_model.values()} - set(policies)
         if unknown:
             raise ValueError(f"no such policy: {', '.join(sorted(unknown))}")
@@ -99,8 +100,15 @@ class Brain:
         *,
         rule: RoomRule | None = None,
         limits: RoomLimits | None = None,
+        every_policy: bool = False,
     ) -> WaitingRoom:
-        """From now on requests wait for an engine that has room. `call_at(when, call)`: a timer by `clock`."""
+        """From now on requests wait for an engine that has room. `call_at(when, call)`: a timer by `clock`.
+
+        Those of a policy that is not `joint` do not (policies/README.md), unless it is for `every_policy`.
+        """
+        self._joint = {
+            name for name, policy in self._policies.items() if every_policy or getattr(policy, "joint", False)
+        }
         self.room = room = WaitingRoom(self, call_at=call_at, clock=self._clock, rule=rule, limits=limits)
         self._bookings.prefill_ended = _tell_room(room)
         return room
@@ -125,9 +133,8 @@ class Brain:
         now = self._clock()
         if now >= self._bookings.due:
             self.sweep(now)
-        if self.room is None:
-            look = self.look(ask, now)
-            return self.book(ask, look, now)
+        if self.room is None or self._policy_for(ask) not in self._joint:
+            return self.book(ask, self.look(ask, now), now)
         waiting = self.room.place(ask, now)
         return waiting if isinstance(waiting, Booking) else self._future_of(waiting)
 

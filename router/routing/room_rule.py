@@ -9,7 +9,8 @@ head start  what is soon computed goes first, but only so far: request r stands 
 hold        a request waits for the busy engine that holds its prefix while λ · (prefill there saved) is more than what
             that engine has still to do. λ grows from 1 to 10 with the work that waits: the longer the line, the more
             every token computed twice costs the others.
-gap         an engine that has just finished a prefill gets a short rest, so that those who decode there move on.
+gap         while others wait, an engine that has just finished a prefill gets a short rest, so that those who decode
+            there move on.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ handed in: the gateway's, or a replay's virtual one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import inf
 from typing import NamedTuple, Protocol
 
@@ -247,13 +248,12 @@ class WaitingRoom:
     def _call_back(self, when: float) -> None:
         if when < self._due:
             self._due = when
-            self._call_at(when, self._called)
+            self._call_at(when, partial(self._called, when))
 
-    def _called(self) -> None:
-        now = self._clock()
-        if now >= self._due:
+    def _called(self, when: float) -> None:
+        if when == self._due:  # else an earlier call has taken its place
             self._due = inf
-            self._work(now)
+            self._work(self._clock())
 
     def _work(self, now: float) -> None:
         """Place whom there is room for, and be called back when that may be so for others."""
@@ -378,7 +378,7 @@ class WaitingRoom:
         tokens = rank.booked.prefill_tokens
         if tokens and tokens >= self.rule.takes_tokens(rank.factor.rates) * (1 + len(rank.peers)):
             return False
-        return now >= self._rested.get(rank.target, -inf)
+        return not self._waiting or now >= self._rested.get(rank.target, -inf)  # a rest is for when there is a line
 
     def _next_change(self, now: float) -> float:
         """When some engine has rested, or something is to be looked at again in any case."""
