@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from policies.terms import (
     STALE_LOAD_S,
+    late_ms,
     memory_ms,
+    money,
     queue_ms,
+    slo_ms,
     tier_load_ms,
     weights_over,
 )
@@ -21,14 +24,18 @@ WEIGHTS: Mapping[str, float] = {
     "duplication": 1.0,
     "decode": 0.15,
     "memory": 1.0,
+    "price": 0.0,
 }
 """Chosen by replaying three traces of Mooncake (FAST '25) at 3 to 4 × their speed on 8 simulated engines (8B, H100).
 With less for neighbours the knee comes earlier, with 1.0 long prompts pay for it. Below the knee duplication and decode
-hardly matter within a factor of three; at 1.0 a copy is worth making once the queue is twice its prefill."""
+hardly matter within a factor of three; at 1.0 a copy is worth making once the queue is twice its prefill. The weight of
+price is the ms of delay that one unit of money is worth, which nobody but the operator knows."""
 
 
 class KvAware:
-    """cost = Σ weight × term (`policies/terms.py`): queue, prefill, neighbours, duplication, decode, memory.
+    """cost = Σ weight × term (`policies/terms.py`): queue, prefill, neighbours, duplication, decode, memory, price.
+
+    Where there is a TTFT objective, a term `slo` without a weight puts those that would miss it behind those that meet.
 
     Overlap counts relative to the other candidates by itself: a block that everybody holds shortens every candidate's
     prefill alike. With nothing cached anywhere what remains is least outstanding work.
@@ -45,10 +52,11 @@ class KvAware:
 
         A test holds them against `policies/terms.py`, which says what each of them means.
         """
-        w_queue, w_prefill, w_neighbours, w_duplication, w_decode, w_memory = self._by_term
-        tokens, output = snapshot.tokens, snapshot.output_tokens
+        w_queue, w_prefill, w_neighbours, w_duplication, w_decode, w_memory, w_price = self._by_term
+        tokens, output, objective = snapshot.tokens, snapshot.output_tokens, snapshot.ttft_slo_ms
         best = max([candidate.hit_tokens for candidate in snapshot.candidates], default=0)
         costs: list[Cost] = []
+        late: list[float] = []
         for candidate in snapshot.candidates:
             rates, hit, booked = candidate.rates, candidate.hit_tokens, candidate.booked_kv_tokens
             requests, capacity = candidate.booked_requests, candidate.capacity_tokens
@@ -65,6 +73,8 @@ class KvAware:
             own = c1 * uncached + c2 * uncached * (tokens - uncached / 2)
             if len(candidate.held_tokens) > 1:
                 own += tier_load_ms(candidate)
+            if objective is not None:
+                late.append(late_ms(snapshot, queue_ms=queue, own_prefill_ms=own))
             context = (pinned if pinned > booked else booked) + tokens
             step = rates.c0_ms + rates.c3_ms * context + rates.c4_ms * (batch + 1)
             queue, prefill, decode = w_queue * queue, w_prefill * own, w_decode * (output * step)
@@ -72,6 +82,7 @@ class KvAware:
             duplication = w_duplication * (c1 * missing + c2 * missing * (best - missing / 2)) if missing else 0.0
             full = capacity and pinned + tokens + output > capacity
             memory = w_memory * memory_ms(snapshot, candidate, pinned=pinned) if full else 0.0
+            price = w_price * money(snapshot, candidate, own_prefill_ms=own, decoding=batch) if w_price else 0.0
             parts = {
                 "queue": queue,
                 "prefill": prefill,
@@ -79,6 +90,13 @@ class KvAware:
                 "duplication": duplication,
                 "decode": decode,
                 "memory": memory,
+                "price": price,
             }
-            costs.append(Cost(queue + prefill + neighbours + duplication + decode + memory, parts))
-        return costs
+            costs.append(Cost(queue + prefill + neighbours + duplication + decode + memory + price, parts))
+        return costs if objective is None else _with_slo(costs, late)
+
+
+def _with_slo(costs: Sequence[Cost], late: Sequence[float]) -> list[Cost]:
+    highest = max([cost.value for cost in costs], default=0.0)
+    added = [slo_ms(ms, cost_ms=cost.value, highest_ms=highest) for cost, ms in zip(costs, late, strict=True)]
+    return [Cost(cost.value + slo, {**cost.parts, "slo": slo}) for cost, slo in zip(costs, added, strict=True)]

@@ -1,7 +1,8 @@
 """The terms a cost in milliseconds is summed from: pure functions of a snapshot and one of its candidates.
 
-All return GPU time in ms, never negative, before the operator's weight. c0 … c4 are `core.Rates`: one step of an engine
-takes `c0 + c1·new + c2·Σ new·context + c3·context + c4·sequences` (fitted to NVIDIA's operator tables for vLLM 0.24).
+All return GPU time in ms, but for `money`, never negative, before the operator's weight. c0 … c4 are `core.Rates`: one
+step of an engine takes `c0 + c1·new + c2·Σ new·context + c3·context + c4·sequences` (fitted to NVIDIA's operator tables
+for vLLM 0.24).
 """
 
 from __future__ import annotations
@@ -12,6 +13,12 @@ from router.core import Candidate, Snapshot
 
 STALE_LOAD_S = 5.0
 """An engine's word about itself that is older than this says nothing about now: it is polled about once a second."""
+
+
+SLO_GAP_MS = 10.0
+"""How far behind all others whoever is late begins: by more than costs may differ and still be a tie."""
+
+MS_PER_HOUR = 3_600_000.0
 
 
 def weights_over(defaults: Mapping[str, float], given: Mapping[str, float]) -> dict[str, float]:
@@ -107,3 +114,41 @@ def duplication_ms(candidate: Candidate, best_hit_tokens: int) -> float:
     """Prefill of what another candidate already holds: a second copy pushes out other blocks (Preble, 2407.00023)."""
     missing = best_hit_tokens - candidate.hit_tokens
     return candidate.rates.prefill_ms(missing, best_hit_tokens) if missing > 0 else 0.0
+
+
+def decode_share_ms(snapshot: Snapshot, candidate: Candidate, *, decoding: int) -> float:
+    """GPU time of its answer: E[output] × (c0 / (B + 1) + c3·L + c4), what it adds to each step and its share of c0.
+
+    `decode_ms` is how long the answer takes; this is how much of the engine it takes.
+    """
+    rates = candidate.rates
+    step = rates.c0_ms / (decoding + 1) + rates.c3_ms * snapshot.tokens + rates.c4_ms
+    return snapshot.output_tokens * step
+
+
+def money(snapshot: Snapshot, candidate: Candidate, *, own_prefill_ms: float, decoding: int) -> float:
+    """What serving it there costs: price per hour × (own prefill + its share of decode), in the operator's currency.
+
+    Its weight is in ms: the delay that one unit of money is worth. 200 ms on a GPU at 3.60 an hour are 0.0002; with a
+    weight of 1,000,000 they count as much as 200 ms of waiting.
+    """
+    gpu_ms = own_prefill_ms + decode_share_ms(snapshot, candidate, decoding=decoding)
+    return candidate.price_per_hour * gpu_ms / MS_PER_HOUR
+
+
+def late_ms(snapshot: Snapshot, *, queue_ms: float, own_prefill_ms: float) -> float:
+    """By how much its first token is expected after the objective: queue + own prefill - objective, or 0."""
+    if snapshot.ttft_slo_ms is None:
+        return 0.0
+    late = queue_ms + own_prefill_ms - snapshot.ttft_slo_ms
+    return late if late > 0 else 0.0
+
+
+def slo_ms(late_ms: float, *, cost_ms: float, highest_ms: float) -> float:
+    """What puts those expected late behind all that are not, whatever else they cost, the least late of them first.
+
+    cost_ms: of this candidate by all other terms; highest_ms: the highest of any candidate. Late candidates come to
+    highest + gap + lateness. Where all are late that leaves the order of lateness: llm-d's, for requests that nobody
+    can serve in time ("negative headroom", predicted latency).
+    """
+    return highest_ms - cost_ms + SLO_GAP_MS + late_ms if late_ms > 0 else 0.0

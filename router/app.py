@@ -29,7 +29,7 @@ import uvloop
 from router import __version__, plugins
 from router.admin import serve as admin_process
 from router.admin.serve import AdminServer
-from router.config import Config, WaitingRoom
+from router.config import Config, PolicyChoice, WaitingRoom
 from router.core import Instance, Placement, Policy
 from router.errors import ConfigError
 from router.http.client import Pool
@@ -46,6 +46,8 @@ from router.routing.index import BlockIndex
 from router.routing.recent import RecentDispatches
 from router.routing.room_rule import RoomRule
 from router.routing.sent import SentIndex
+from router.routing.shadow import Shadows
+from router.routing.trace_log import TraceLog
 from router.routing.waiting_room import RoomLimits
 from router.serving.edge import Edge
 from router.serving.engines import Engines
@@ -63,6 +65,7 @@ DRAIN_S = 30.0
 ADMIN_START_S = 30.0
 
 AdminMode = Literal["process", "inline", "off"]
+CallAt = Callable[[float, Callable[[], None]], None]
 Door = Callable[[Placement], AbstractAsyncContextManager[Placement]]
 
 
@@ -108,14 +111,16 @@ class Running:
         index = BlockIndex(secret, max_bytes=int(config.index.max_bytes), clock=clock)
         sent = SentIndex(index, clock=clock)
         recent = RecentDispatches(clock=clock)
-        tools_order = ToolsOrder()
+        tools_order, trace_log = ToolsOrder(), TraceLog()
         telemetry = Telemetry(
             fleet=lambda: fleet.rows(clock()),
             feed=lambda: feed_counts(feed, index),
             reordered_tools=lambda: tools_order.counts,
             room=lambda: room_figures(brain.room, clock()),
+            shadows=lambda: {} if shadows is None else shadows.figures(),
         )
         policies, by_model = load_policies(config, dice)
+        shadows = open_shadows(config.policy, _timer(clock), clock)
         brain = Brain(
             fleet=fleet,
             index=index,
@@ -125,7 +130,10 @@ class Running:
             policies=policies,
             default_policy=config.policy.name,
             model_policies=by_model,
+            ttft_slo_ms=ttft_slo_ms(config.policy),
+            shadows=shadows,
             decided=telemetry.decided,
+            ended=trace_log.note,
             clock=clock,
             dice=dice,
         )
@@ -172,7 +180,15 @@ class Running:
             receipts=config.listen.receipts,
             tools_order=tools_order,
         )
-        self.live = LiveView(fleet=fleet, brain=brain, models=models, roster=roster, telemetry=telemetry, clock=clock)
+        self.live = LiveView(
+            fleet=fleet,
+            brain=brain,
+            models=models,
+            roster=roster,
+            telemetry=telemetry,
+            trace_log=trace_log,
+            clock=clock,
+        )
         edge = Edge(gateway, models, readiness=self.live.readiness, origins=config.listen.cors.origins)
 
         # Life
@@ -286,7 +302,28 @@ def load_policies(config: Config, dice: random.Random) -> tuple[dict[str, Policy
     return policies, by_model
 
 
-def _open_room(brain: Brain, settings: WaitingRoom, clock: Callable[[], float]) -> None:
+def open_shadows(settings: PolicyChoice, call_at: CallAt, clock: Callable[[], float]) -> Shadows | None:
+    """With dice of their own: those of the policies that act do not feel them. None: there are none."""
+    dice = random.Random()
+    policies: dict[str, Policy] = {}
+    for name in settings.shadow:
+        try:
+            policies[name] = plugins.load(plugins.POLICIES, name)({}, dice)
+        except ValueError as error:
+            raise ConfigError([f"policy.shadow: {name}: {error}"]) from error
+    return Shadows(policies, call_at=call_at, clock=clock, dice=dice) if policies else None
+
+
+def ttft_slo_ms(settings: PolicyChoice) -> Callable[[int], float] | None:
+    """The objective for a prompt of so many tokens, ms. None: there is none."""
+    if settings.ttft_slo_s is None:
+        return None
+    base, per_token = settings.ttft_slo_s * 1e3, settings.ttft_slo_per_1k_tokens_ms / 1e3
+    return lambda tokens: base + per_token * tokens
+
+
+def _timer(clock: Callable[[], float]) -> CallAt:
+    """Calls back at a time of `clock`."""
     loop = asyncio.get_running_loop()
 
     def call_at(when: float, call: Callable[[], None]) -> None:
@@ -296,8 +333,12 @@ def _open_room(brain: Brain, settings: WaitingRoom, clock: Callable[[], float]) 
         else:
             loop.call_soon(call)
 
+    return call_at
+
+
+def _open_room(brain: Brain, settings: WaitingRoom, clock: Callable[[], float]) -> None:
     brain.open_room(
-        call_at,
+        _timer(clock),
         rule=RoomRule(free_tokens=settings.free_tokens, head_start_max_s=settings.head_start_max_s),
         limits=RoomLimits(requests=settings.max_requests, body_bytes=int(settings.max_bytes), wait_s=settings.wait_s),
     )

@@ -252,6 +252,8 @@ class Engine(Section):
         None
     )
     """How fast it is: the name of a profile, or numbers. By default llama-3.1-8b-h100, corrected while running."""
+    price_per_hour: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """What an hour of it costs, all its ranks together, in the currency of policy.weights.price; of dns+http, each."""
 
     @property
     def discovered(self) -> bool:
@@ -278,6 +280,7 @@ class Engine(Section):
             block_size=self.block_size,
             capacity_tokens=self.capacity_tokens,
             hit_alignment_tokens=self.hit_alignment_tokens,
+            price_per_hour=self.price_per_hour,
         )
 
     def _event_sources(self) -> tuple[EventSource, ...] | None:
@@ -293,6 +296,14 @@ class PolicyChoice(Section):
     """The name of an installed policy, or module:attr."""
     weights: dict[str, Weight] = Field(default_factory=dict)
     """The policy's weights by name, 0 or more; what is not given keeps the policy's own."""
+    ttft_slo_s: Seconds | None = None
+    """Objective for the time to first token, seconds: engines predicted to meet it come before all others, for
+    policies that look at it (kv_aware does). None by default."""
+    ttft_slo_per_1k_tokens_ms: Milliseconds = 0.0
+    """What 1,000 tokens of prompt add to ttft_slo_s, ms. SMetric takes 1 s and 62.5 ms."""
+    shadow: tuple[Text, ...] = ()
+    """Policies that are scored on the same decisions and never act, with their own weights: how often they would have
+    chosen otherwise, and what the choice cost in their eyes, is in the metrics (warmroute_shadow_*)."""
 
 
 class WaitingRoom(Section):
@@ -381,6 +392,9 @@ class Config(Section):
             notes.append(f"listen.host {self.listen.host} is not loopback: whoever reaches it may use the engines")
         if self.admin.enabled and not _is_loopback(self.admin.host):
             notes.append(f"admin.host {self.admin.host} is not loopback, and the admin API has no login")
+        free = [engine.id or engine.address for engine in self.engines if engine.price_per_hour is None]
+        if self.policy.weights.get("price") and free:
+            notes.append(f"policy.weights.price is set, and engines without price_per_hour are free: {', '.join(free)}")
         return tuple(notes)
 
     def make_state_dir(self) -> Path:
@@ -487,6 +501,7 @@ def _valid_part(source: Source, *, base: Path) -> Config | None:
 def _contradictions(config: Config) -> Iterator[Mistake]:
     yield from _name_clashes(config)
     yield from _engine_clashes(config)
+    yield from _policy_clashes(config.policy)
     yield from _port_clashes(config)
 
 
@@ -531,6 +546,14 @@ def _rank_clashes(where: Where, sources: Sequence[Events]) -> Iterator[Mistake]:
         if source.rank in seen:
             yield (*where, position, "rank"), f"rank {source.rank} is given twice (one entry a rank)"
         seen.add(source.rank)
+
+
+def _policy_clashes(policy: PolicyChoice) -> Iterator[Mistake]:
+    if policy.ttft_slo_per_1k_tokens_ms and policy.ttft_slo_s is None:
+        yield ("policy", "ttft_slo_per_1k_tokens_ms"), "adds to ttft_slo_s, which is not given (SMetric takes 1)"
+    for position, name in enumerate(policy.shadow):
+        if name in policy.shadow[:position]:
+            yield ("policy", "shadow", position), f"{name!r} is given twice"
 
 
 def _port_clashes(config: Config) -> Iterator[Mistake]:

@@ -66,6 +66,7 @@ class Instance(msgspec.Struct, frozen=True):
     block_size: int | None = None  # only for engines that do not tell
     capacity_tokens: int | None = None  # only for engines that do not tell
     hit_alignment_tokens: int | None = None  # where the operator knows better than the engine tells
+    price_per_hour: float | None = None  # money for an hour of all its ranks; None: not told
 
     def __repr__(self) -> str:  # an API key never reaches a log
         return f"Instance({self.id!r}, {self.url!r}, {self.engine!r}, model={self.model!r})"
@@ -257,6 +258,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     labels: Mapping[str, str] = {}
     booked_prefills: int = 0  # of booked_requests, those not past their first token
     recent_tokens: int = 0  # uncached tokens we sent there lately, decayed: what has turned its cache over
+    price_per_hour: float = 0.0  # money for an hour of this rank; 0: unknown, or free
 
     @property
     def id(self) -> str:
@@ -277,6 +279,7 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     choices: int = 1
     output_tokens: int = 256  # expected
     prefix: int = 0  # a name of the prompt's first block (or text piece), 0 where nothing is known
+    ttft_slo_ms: float | None = None  # first token wanted within so long from now; None: no objective
 
     def uncached(self, candidate: Candidate) -> int:
         return self.tokens - candidate.hit_tokens
@@ -436,6 +439,13 @@ class Live(Protocol):
 
     async def metrics(self) -> bytes:
         """The metrics page in Prometheus text format."""
+        ...
+
+    async def trace(self, position: int) -> tuple[list[bytes], int | None]:
+        """Requests served lately, packed (`routing/trace_log.py`), and the position to go on from; None: no more.
+
+        0 is the oldest that is kept.
+        """
         ...
 
 

@@ -14,6 +14,7 @@ from router.routing.brain import Brain
 from router.routing.feed import Feed
 from router.routing.fleet import Fleet, Health
 from router.routing.index import BlockIndex
+from router.routing.trace_log import TraceLog
 from router.routing.waiting_room import WaitingRoom
 from router.serving.call import CHAT, COMPLETIONS, Call
 from router.serving.models import Models
@@ -31,6 +32,7 @@ class LiveView:
         models: Models,
         roster: Roster,
         telemetry: Telemetry,
+        trace_log: TraceLog,
         clock: Callable[[], float],
     ) -> None:
         self._fleet = fleet
@@ -38,6 +40,7 @@ class LiveView:
         self._models = models
         self._roster = roster
         self._telemetry = telemetry
+        self._trace_log = trace_log
         self._clock = clock
 
     async def fleet(self) -> list[dict[str, Any]]:
@@ -83,6 +86,9 @@ class LiveView:
 
     async def metrics(self) -> bytes:
         return await self._telemetry.page()
+
+    async def trace(self, position: int) -> tuple[list[bytes], int | None]:
+        return self._trace_log.read(position)
 
 
 def feed_counts(feed: Feed, index: BlockIndex) -> dict[str, int]:

@@ -194,6 +194,7 @@ class Telemetry:
     feed: counts of the event feed by name; each becomes `warmroute_kv_{name}_total`.
     reordered_tools: requests by model whose tools came in another order than before.
     room: figures of the waiting room by the names of `_ROOM`.
+    shadows: by policy, with "agreed", "differed", "errors" and "regret".
     """
 
     def __init__(
@@ -203,8 +204,10 @@ class Telemetry:
         feed: Callable[[], Mapping[str, int]] = dict,
         reordered_tools: Callable[[], Mapping[str, int]] = dict,
         room: Callable[[], Mapping[str, float]] = dict,
+        shadows: Callable[[], Mapping[str, Mapping[str, float]]] = dict,
     ) -> None:
         self._room = room
+        self._shadows = shadows
         self._fleet = fleet
         self._feed = feed
         self._reordered_tools = reordered_tools
@@ -311,6 +314,7 @@ class Telemetry:
             *self._token_counts(),
             *self._tools_order(),
             *self._room_figures(),
+            *_shadow_counts(self._shadows()),
         ]
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Page(ready, self._families(), rows))
@@ -359,6 +363,28 @@ async def in_slices(rows: Iterable[Row]) -> list[Row]:
 
 def _lag_max(seconds: float) -> Metric:
     return GaugeMetricFamily("warmroute_loop_lag_max_seconds", "Worst since the last page.", value=seconds)
+
+
+def _shadow_counts(shadows: Mapping[str, Mapping[str, float]]) -> Iterator[Metric]:
+    if not shadows:
+        return
+    decisions = CounterMetricFamily(
+        "warmroute_shadow_decisions",
+        "Decisions scored by a policy that does not act. agrees: whether it would have been content with the choice.",
+        labels=["policy", "agrees"],
+    )
+    regret = CounterMetricFamily(
+        "warmroute_shadow_regret",
+        "Sum of its cost of what was chosen less its cost of its own choice, in ms or the unit of its costs.",
+        labels=["policy"],
+    )
+    errors = CounterMetricFamily("warmroute_shadow_errors", "Decisions it could not be asked about.", labels=["policy"])
+    for policy, counts in shadows.items():
+        decisions.add_metric([policy, "yes"], counts["agreed"])
+        decisions.add_metric([policy, "no"], counts["differed"])
+        regret.add_metric([policy], counts["regret"])
+        errors.add_metric([policy], counts["errors"])
+    yield from (decisions, regret, errors)
 
 
 def _rank_gauges(rows: Sequence[Row]) -> Iterator[Metric]:

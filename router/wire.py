@@ -390,6 +390,7 @@ def live_methods(live: Live) -> Service:
         "live.readiness": (live.readiness, ()),
         "live.requests": (live.requests, (str | None,)),
         "live.metrics": (live.metrics, ()),
+        "live.trace": (live.trace, (int,)),
     }
     return lambda: Session(methods)
 
@@ -417,3 +418,7 @@ class RemoteLive:
 
     async def metrics(self) -> bytes:
         return bytes(await self._client.call("live.metrics"))
+
+    async def trace(self, position: int) -> tuple[list[bytes], int | None]:
+        rows, following = await self._client.call("live.trace", position)
+        return rows, following

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, HTTPException, Query, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 
 from router import __version__
+from router.admin.trace import trace_lines
 from router.core import Live
 from router.errors import WarmrouteError
 
@@ -27,6 +29,7 @@ def create_app(live: Live) -> FastAPI:
     app.exception_handler(WarmrouteError)(_render)
     _health(app, live)
     _inspection(app, live)
+    _trace(app, live)
     return app
 
 
@@ -84,3 +87,21 @@ def _inspection(app: FastAPI, live: Live) -> None:
     async def parity(model: str | None = None) -> dict[str, Any]:
         """Compares our tokens with the engines' own on the probe set again, for one model or all."""
         return {"object": "list", "data": await live.parity(model)}
+
+
+def _trace(app: FastAPI, live: Live) -> None:
+    @app.get("/admin/v1/trace", tags=["trace"], response_class=StreamingResponse)
+    async def trace(
+        since: Annotated[float, Query(ge=0, description="arrived at this time or later: seconds since 1970")] = 0.0,
+        model: Annotated[str | None, Query(description="of this public model only")] = None,
+    ) -> StreamingResponse:
+        """The requests served lately as JSON lines, for a replay: arrival, lengths, salted names of blocks; no text."""
+        pieces = trace_lines(live, since=since, model=model)
+        first = await anext(pieces, b"")  # what fails at once is still answered as an error
+        return StreamingResponse(_from(first, pieces), media_type="application/x-ndjson")
+
+
+async def _from(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for piece in rest:
+        yield piece

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import typer
 
 from router import __version__
-from router.cli import check, demo, doctor, explain, serve, sim_engine
+from router.cli import check, demo, doctor, explain, observe, replay, serve, sim_engine, trace
 from router.errors import ConfigError, WarmrouteError
 
 OK, PROBLEM, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -33,8 +33,11 @@ for command in (
     doctor.doctor,
     explain.explain,
     sim_engine.sim_engine,
+    replay.replay,
+    observe.observe,
 ):
     app.command()(command)
+app.add_typer(trace.trace, name="trace")
 
 
 def _print_version(wanted: bool) -> None:

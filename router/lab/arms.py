@@ -39,8 +39,9 @@ class Arm(msgspec.Struct, frozen=True):
 
 def parse_arm(text: str) -> Arm:
     """Raises ValueError for a mode that does not exist; whether the policy does is not looked at."""
-    policy, _, mode = text.partition(":")
-    mode = mode or _OF_ITS_OWN.get(policy, "push")
+    policy, colon, mode = text.rpartition(":")
+    if not colon or (mode not in _RULES and "." in policy):  # module:attr names a policy too
+        policy, mode = text, _OF_ITS_OWN.get(text, "push")
     if not policy or mode not in _RULES:
         raise ValueError(f"{text!r}: a policy's name, and perhaps one of {', '.join(f':{mode}' for mode in MODES)}")
     return Arm(text, policy, _RULES[mode], "shortest_first" if mode == "shortest" else "first_come")

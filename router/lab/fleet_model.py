@@ -55,7 +55,6 @@ class Engine:
         self._block_size = block_size
         self._at = at
         self._stepped = stepped
-        self._life = 0
         self._doing: tuple[float, StepResult] | None = None  # since when, and what
         self._serial = 0
         self.model = spec.model(block_size)

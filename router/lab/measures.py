@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import ceil
 
 import msgspec
 
@@ -13,7 +14,7 @@ LONG_TOKENS = 32_768
 
 
 class Objective(msgspec.Struct, frozen=True):
-    """When a request was served well: TTFT up to `ttft_s` + `solo_factor` × its prefill alone, and TPOT up to `tpot_s`."""
+    """When a request was served well: TTFT up to `ttft_s` + `solo_factor` × its prefill alone, TPOT up to `tpot_s`."""
 
     ttft_s: float
     tpot_s: float
@@ -111,8 +112,8 @@ def tpot_s(served: Served) -> float:
 
 
 def quantile(ordered: Sequence[float], q: float) -> float | None:
-    """Of values in ascending order; the nearest rank."""
-    return ordered[min(len(ordered) - 1, int(len(ordered) * q))] if ordered else None
+    """Of values in ascending order, by nearest rank: the least that a share of `q` (0..1) does not exceed."""
+    return ordered[max(1, ceil(q * len(ordered))) - 1] if ordered else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
@@ -48,7 +48,7 @@ from router.routing.waiting_room import RoomLimits, RoomStats
 MODEL = "m"
 _LOAD_EVERY_S = 1.0
 _RETRY_S = 1.0
-_COPIES_EVERY = 10  # reports of load
+_PATIENCE_S = 600.0
 
 
 class Outage(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ class Served(msgspec.Struct, gc=False):
     arrived_at: float
     input_tokens: int
     output_tokens: int
-    solo_s: float  # prefill of the whole prompt on an idle engine
+    solo_s: float  # prefill of the whole prompt on the fastest engine, idle and empty
     placed_at: float | None = None
     first_token_at: float | None = None
     finished_at: float | None = None
@@ -147,8 +147,8 @@ class Replay:
         self._ended = 0
         self._ended_at = 0.0
         self._copies: list[KeyCopies] = []
+        self._holders: dict[int, int] = {}  # of each block known to us, how many engines
         self._duplicates: list[float] = []
-        self._reports = 0
         self._build(policy, random.Random(seed + 1))
 
     def _build(self, policy: Policy, dice: random.Random) -> None:
@@ -186,6 +186,7 @@ class Replay:
             rank = self._fleet.ranks(id)[0]
             rank.slot = self._index.open(id, 0, model=MODEL, block_size=size)
             rank.confidence = Confidence(clock=clock)
+        self._rates = {spec.profile.rates for spec in setup.engines}
         self._numbers = {engine.id: n for n, engine in enumerate(self._engines)}
 
     def _at(self, when: float, call: Callable[[], None]) -> None:
@@ -222,7 +223,7 @@ class Replay:
     # -- requests
 
     def _arrive(self, request: TraceRequest) -> None:
-        spec = self._setup.engines[0].profile.rates
+        tokens = request.input_tokens
         served = Served(
             request.id,
             request.tenant,
@@ -230,7 +231,7 @@ class Replay:
             self.now,
             request.input_tokens,
             request.output_tokens,
-            (spec.c0_ms + spec.prefill_ms(request.input_tokens, request.input_tokens)) / 1e3,
+            min(rates.c0_ms + rates.prefill_ms(tokens, tokens) for rates in self._rates) / 1e3,
         )
         self._served.append(served)
         self._place(_Going(request, served, streams=self._dice.random() >= self._setup.not_streamed), ())
@@ -244,8 +245,8 @@ class Replay:
                 placed: Booking | Waiting = self._brain.book(ask, self._brain.look(ask, self.now), self.now)
             else:
                 placed = room.place(ask, self.now)
-        except NoEngine:  # none is alive: clients try again
-            self._at(self.now + _RETRY_S, partial(self._place, going, ()))
+        except NoEngine as error:
+            self._try_again(going, error)
         except WarmrouteError as error:
             self._refuse(going, error)
         else:
@@ -274,9 +275,16 @@ class Replay:
         if isinstance(placed, Booking):
             self._send(going, placed)
         elif isinstance(placed, NoEngine):
-            self._at(self.now + _RETRY_S, partial(self._place, going, ()))
+            self._try_again(going, placed)
         else:
             self._refuse(going, placed)
+
+    def _try_again(self, going: _Going, error: NoEngine) -> None:
+        """No engine is alive: clients try again, for a while."""
+        if self.now - going.served.arrived_at < _PATIENCE_S:
+            self._at(self.now + _RETRY_S, partial(self._place, going, ()))
+        else:
+            self._refuse(going, error)
 
     def _send(self, going: _Going, booking: Booking) -> None:
         trace, served = going.trace, going.served
@@ -302,7 +310,7 @@ class Replay:
         except DoesNotFit:
             del self._going[going.request]
             self._brain.release(booking.id, self._outcome(going, failed=False))
-            self._refuse(going, WarmrouteError("does not fit"))
+            self._refuse(going, WarmrouteError("does not fit", code="does_not_fit"))
 
     def _refuse(self, going: _Going, error: WarmrouteError) -> None:
         going.served.refused = error.code or type(error).__name__
@@ -353,8 +361,9 @@ class Replay:
 
     def _outcome(self, going: _Going, *, failed: bool) -> Outcome:
         served, booking = going.served, going.booking
+        first, placed = served.first_token_at, served.placed_at
         assert booking is not None, "only what was placed has an outcome"
-        first, placed = served.first_token_at, served.placed_at or self.now
+        assert placed is not None, "what is booked has been placed"
         return Outcome(
             served.id, MODEL, served.tenant, booking.instance, 0,
             502 if failed else 200,
@@ -381,15 +390,27 @@ class Replay:
             return
         for event in events:
             if isinstance(event, Stored):
-                self._index.hold(slot, copies.store(event.hashes))
+                new = copies.store(event.hashes)
+                self._index.hold(slot, new)
+                for key in new:
+                    self._holders[key] = self._holders.get(key, 0) + 1
                 if rank.booked.awaited and event.hashes:
                     self._bookings.computed(rank.booked, event.hashes[-1], self.now)
             elif isinstance(event, Removed):
-                self._index.drop(slot, copies.remove(event.hashes))
+                gone = copies.remove(event.hashes)
+                self._index.drop(slot, gone)
+                self._unhold(gone)
             elif isinstance(event, Cleared):
                 self._forget(number)
         if rank.confidence is not None:
             rank.confidence.heard()
+
+    def _unhold(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            if self._holders[key] > 1:
+                self._holders[key] -= 1
+            else:
+                del self._holders[key]
 
     def _gap(self, number: int) -> None:
         """Batches are missing for good: what is known is doubted until hits confirm it."""
@@ -402,15 +423,10 @@ class Replay:
             model = engine.model
             load = Load(self.now, model.running, model.waiting, model.kv_usage)
             self._at(self.now + self._setup.load_delay_s, partial(self._take_load, number, load))
-        self._reports += 1
-        if not self._reports % _COPIES_EVERY:
-            self._count_copies()
+        copies = sum(map(len, self._copies))
+        if copies:
+            self._duplicates.append(1 - len(self._holders) / copies)
         self._at(self.now + _LOAD_EVERY_S, self._report_loads)
-
-    def _count_copies(self) -> None:
-        total = sum(len(copies) for copies in self._copies)
-        if total:
-            self._duplicates.append(1 - len(set().union(*self._copies)) / total)
 
     def _take_load(self, number: int, load: Load) -> None:
         self._fleet.ranks(f"e{number}")[0].load = load
@@ -419,6 +435,7 @@ class Replay:
 
     def _forget(self, number: int) -> None:
         rank = self._fleet.ranks(f"e{number}")[0]
+        self._unhold(self._copies[number])
         self._copies[number] = KeyCopies()
         self._recent.forget(rank.target)
         if rank.slot is not None:
@@ -431,8 +448,9 @@ class Replay:
         self._at(self.now + self._setup.signal_delay_s, partial(self._lost, number, lost))
 
     def _lost(self, number: int, lost: Sequence[_Going]) -> None:
-        self._fleet.set_health(f"e{number}", Health.DOWN, "died", now=self.now)
-        self._forget(number)
+        if not self._engines[number].alive:  # else it is back already
+            self._fleet.set_health(f"e{number}", Health.DOWN, "died", now=self.now)
+            self._forget(number)
         for going in lost:
             self._failed(going)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -116,8 +115,8 @@ def one_line(report: Report) -> str:
     """What was replayed, and how much a cache could have held of it."""
     infinite, pooled = report.bounds
     return (
-        f"{len(report.trace.requests):,} requests on {engines_text(report.setup)}; hit rate at best"
-        f" {percent(infinite)} with endless caches, {percent(pooled)} with one LRU cache of all engines' size"
+        f"{len(report.trace.requests):,} requests on {engines_text(report.setup)}; hit rate with"
+        f" endless caches {percent(infinite)}, with one LRU cache of all engines' size {percent(pooled)}"
     )
 
 
@@ -155,8 +154,13 @@ def _engine(spec: EngineSpec, block_size: int) -> dict[str, Any]:
     return {
         "name": spec.profile.name,
         "capacity_tokens": cache_tokens(spec, block_size),
-        "max_batched_tokens": spec.max_batched_tokens or spec.profile.max_batched_tokens,
+        "max_batched_tokens": chunk_tokens(spec),
     }
+
+
+def chunk_tokens(spec: EngineSpec) -> int:
+    """Most prefill tokens in a step."""
+    return spec.profile.max_batched_tokens if spec.max_batched_tokens is None else spec.max_batched_tokens
 
 
 def cache_tokens(spec: EngineSpec, block_size: int) -> int:
@@ -182,9 +186,7 @@ def ttfts_by_length(replayed: Replayed) -> list[list[float]]:
 
 def cumulative_ttft(replayed: Replayed) -> tuple[list[float], list[float]]:
     """(seconds, share of all requests whose first token had come by then). Of those never served it does not come."""
-    ttfts = sorted(
-        ttft for served in replayed.served if not served.refused and (ttft := ttft_s(served)) is not None
-    )
+    ttfts = sorted(ttft for served in replayed.served if not served.refused and (ttft := ttft_s(served)) is not None)
     last = len(ttfts) - 1
     steps = min(CURVE_POINTS, last)
     ranks = [round(last * step / steps) for step in range(steps + 1)] if steps > 0 else list(range(last + 1))
@@ -201,14 +203,24 @@ def tpots_ms(replayed: Replayed) -> list[float]:
 
 
 def queue(replayed: Replayed) -> tuple[list[float], list[int]]:
-    """(seconds, requests that had arrived and had no first token), from 0 to the last first token.
+    """(seconds, requests that had arrived and had no first token): the most at any moment from there to the next point.
 
     Without those that never got one: when they gave up is not recorded.
     """
-    waited = [served for served in replayed.served if served.first_token_at is not None]
-    arrivals = sorted(served.arrived_at for served in waited)
-    firsts = sorted(served.first_token_at for served in waited if served.first_token_at is not None)
-    if not firsts:
+    changes = sorted(
+        change
+        for served in replayed.served
+        if served.first_token_at is not None
+        for change in ((served.arrived_at, 1), (served.first_token_at, -1))
+    )
+    if not changes:
         return [], []
-    times = [firsts[-1] * step / CURVE_POINTS for step in range(CURVE_POINTS + 1)]
-    return times, [bisect_right(arrivals, at) - bisect_right(firsts, at) for at in times]
+    step = changes[-1][0] / CURVE_POINTS or 1.0
+    most: list[int] = []
+    waiting = 0
+    for at, change in changes:
+        while len(most) <= at / step:
+            most.append(waiting)
+        waiting += change
+        most[-1] = max(most[-1], waiting)
+    return [step * point for point in range(len(most))], most

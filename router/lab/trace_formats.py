@@ -21,12 +21,18 @@ _GRID_S = 0.1  # ticks are whole multiples of it
 _JITTER_S = 0.01  # by which recorded ticks miss their place (Mooncake: 3 ms)
 _TICKS_S = (1.0, 10.0)  # shorter ones do not matter, longer ones are bursts rather than a coarse clock
 
+BlockTokens = Annotated[int, Meta(ge=1)]
+
 
 class _MooncakeRow(msgspec.Struct):
     timestamp: float  # ms
     input_length: InputTokens
     hash_ids: list[int]
     output_length: OutputTokens = None
+    block_size: BlockTokens | None = None
+    session: int | str = ""
+    turn: Annotated[int, Meta(ge=1)] = 1
+    tenant: int | str = ""
 
 
 class _BailianRow(msgspec.Struct):
@@ -58,13 +64,32 @@ R = TypeVar("R", bound=_HashRow)
 
 
 def read_mooncake(path: Path, block_size: int) -> list[TraceRequest]:
-    """Mooncake (FAST '25): `timestamp` in ms, `input_length`, `output_length`, `hash_ids` used as they are."""
+    """Mooncake (FAST '25): `timestamp` in ms, `input_length`, `output_length`, `hash_ids` used as they are.
+
+    What a gateway exports has `session`, `turn` and `tenant` as well; arrivals are the recorded ones all the same.
+    """
     return _by_arrival(
         [
-            TraceRequest(str(number), row.timestamp / 1e3, row.input_length, produced(row.output_length), ids)
+            TraceRequest(
+                id=str(number),
+                at=row.timestamp / 1e3,
+                input_tokens=row.input_length,
+                output_tokens=produced(row.output_length),
+                blocks=ids,
+                session=str(row.session),
+                turn=row.turn,
+                tenant=str(row.tenant),
+            )
             for number, row, ids in _hash_rows(path, _MooncakeRow, block_size)
         ]
     )
+
+
+def mooncake_block_size(path: Path) -> int | None:
+    """As the first row tells; None: it doesn't."""
+    for _, row in rows(path, _MooncakeRow):
+        return row.block_size
+    return None
 
 
 def read_bailian(path: Path, block_size: int) -> list[TraceRequest]:

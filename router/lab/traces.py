@@ -2,7 +2,7 @@
 
 | format   | fields that tell it             | blocks                  | arrivals                                    |
 | -------- | ------------------------------- | ----------------------- | ------------------------------------------- |
-| mooncake | hash_ids                        | 512 tokens, as recorded | recorded, in ms                             |
+| mooncake | hash_ids                        | 512 or `block_size`     | recorded, in ms                             |
 | bailian  | hash_ids, chat_id               | 16 tokens, chained      | recorded, in seconds                        |
 | weka     | runs                            | 64 tokens, as recorded  | Poisson sessions, turns wait for each other |
 | lmcache  | input (text)                    | 16 tokens, of the text  | recorded, in µs                             |
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, get_args
 
-from router.lab.trace_formats import read_bailian, read_lengths, read_mooncake, spread
+from router.lab.trace_formats import mooncake_block_size, read_bailian, read_lengths, read_mooncake, spread
 from router.lab.trace_lines import first_fields
 from router.lab.trace_request import Trace, TraceError, TraceRequest
 from router.lab.trace_sessions import read_sessions
@@ -58,7 +58,8 @@ def read_trace(
     seed: decides the places within ticks, and when sessions begin.
     think_cap_s, sessions_per_s: of weka, which needs the latter.
     spread_ticks: see `trace_formats.spread`.
-    block_size: tokens; for block ids it has to be the one they were recorded with. None: as in the table above.
+    block_size: tokens; for block ids it has to be the one they were recorded with. None: as in the table above, where a
+        `block_size` in the first row counts.
 
     Raises TraceError with file, line and fault, and OSError for a file that cannot be opened.
     """
@@ -75,6 +76,8 @@ def read_trace(
         if not fits:
             raise TraceError(f"{path}: {name} can't be {value!r}")
     kind = _told_by_fields(path) if format == "auto" else format
+    if block_size is None and kind == "mooncake":
+        block_size = mooncake_block_size(path)
     size = _BLOCK_SIZES[kind] if block_size is None else block_size
     if kind == "weka":
         requests = read_sessions(

@@ -41,6 +41,7 @@ class Record(msgspec.Struct, Generic[Owner], eq=False):
     kv_tokens: int
     last_key: int | None
     bucket: Bucket[Owner] | None = None  # where its deadline lies
+    took_us: int = 0  # from the end of the prefill before it, or its own begin, to its end; 0 for one that ended behind
 
 
 class Booked(Generic[Owner]):
@@ -84,6 +85,8 @@ class Booked(Generic[Owner]):
         """False: it had ended before."""
         if self.prefills.pop(record.id, None) is None:
             return False
+        if self.head is record:
+            record.took_us = int((now - max(self.head_since, record.at)) * 1e6)
         self.head_since = now
         if self.head is record:
             self.head = next(iter(self.prefills.values()), None)

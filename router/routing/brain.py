@@ -26,6 +26,7 @@ from router.routing.recent import RecentDispatches
 from router.routing.room_lanes import Waiting
 from router.routing.room_rule import RoomRule
 from router.routing.sent import SentIndex
+from router.routing.shadow import Shadows
 from router.routing.waiting_room import Look, RoomLimits, WaitingRoom
 
 EXPECTED_OUTPUT_TOKENS = 256
@@ -34,6 +35,10 @@ FURTHER_ATTEMPTS = 8
 RETRY_AFTER_S = 2.0
 UNREACHABLE_S = 5.0
 """How long a rank is avoided whose engine refused a request: the watch knows more by then."""
+FULL = 0.9
+"""Share of KV memory in use from which on a request may wait for memory: that says nothing of how fast prefill is."""
+TELLING_TOKENS = 8
+"""Shorter answers say more of one step than of the time per token."""
 FAILURES_TO_SUSPECT = 3
 FAILING_S = 10.0
 """How long a rank is avoided that is there and fails what it is sent, such as one whose core is dead."""
@@ -51,6 +56,7 @@ class Placed(msgspec.Struct, eq=False):
     hit_tokens: int
     promised_tokens: int
     alone: bool
+    work_ms: float  # its prefill by the prior of its rank
 
 
 class Brain:
@@ -58,6 +64,9 @@ class Brain:
 
     `clock` is monotonic. Lives on one event loop, and nothing in here waits. `room`: where requests wait until an
     engine has room for them (`open_room`); None: they are placed as they come.
+
+    `ttft_slo_ms`: the objective for a prompt of so many tokens, from its placement on; None: there is none. `shadows`:
+    policies that are told of every decision and take no part in it.
     """
 
     def __init__(
@@ -71,7 +80,10 @@ class Brain:
         policies: Mapping[str, Policy],
         default_policy: str,
         model_policies: Mapping[str, str] | None = None,
+        ttft_slo_ms: Callable[[int], float] | None = None,
+        shadows: Shadows | None = None,
         decided: Callable[[float], None] = lambda took_us: None,
+        ended: Callable[[Ask, Outcome], None] = lambda ask, outcome: None,
         clock: Callable[[], float],
         dice: random.Random,
     ) -> None:
@@ -84,7 +96,10 @@ class Brain:
         self._policies = policies
         self._default = default_policy
         self._by_model = model_policies or {}
+        self._ttft_slo_ms = ttft_slo_ms
+        self._shadows = shadows
         self._decided = decided
+        self._ended = ended
         self._clock = clock
         self._dice = dice
         self._receipts = Receipts()
@@ -141,7 +156,10 @@ class Brain:
     def progress(self, booking_id: int) -> None:
         record = self._bookings.first_token(booking_id, self._clock())
         if record is not None:
-            self._fleet.trust(record.owner.rank)
+            rank = record.owner.rank
+            self._fleet.trust(rank)
+            if not record.owner.alone and rank.load.kv_usage < FULL:
+                rank.factor.served(record.owner.work_ms, record.took_us / 1e3)
 
     def release(self, booking_id: int, outcome: Outcome) -> None:
         now = self._clock()
@@ -149,8 +167,9 @@ class Brain:
         if record is not None:
             self._note_health(record, outcome, now)
             self._learn(record.owner, outcome)
+            self._ended(record.owner.ask, outcome)
             if self.room is not None:
-                self.room.decoded(record.owner.ask.tenant, _decode_ms(record, outcome))
+                self.room.answered(record.owner.ask.tenant, _decode_ms(record, outcome), _tpot_s(outcome))
                 self.room.wake(now)
 
     def _future_of(self, waiting: Waiting) -> asyncio.Future[Booking]:
@@ -178,7 +197,8 @@ class Brain:
 
     async def explain(self, ask: Ask) -> Decision:
         now = self._clock()
-        decision = self._choose(ask, self.look(ask, now), now)
+        look = self.look(ask, now)
+        decision = self._choose(ask, self._snapshot_of(ask, look, now), look.filtered)
         return msgspec.structs.replace(decision, took_us=(self._clock() - now) * 1e6)
 
     # --- for the live view
@@ -217,20 +237,29 @@ class Brain:
 
     def book(self, ask: Ask, look: Look, now: float, *, among: Sequence[int] | None = None) -> Booking:
         """The best of the candidates, or of those with these indices."""
-        decision = self._choose(ask, look, now, among)
+        snapshot = self._snapshot_of(ask, look, now)
+        decision = self._choose(ask, snapshot, look.filtered, among)
         took_us = (self._clock() - now) * 1e6
         self._receipts.keep(ask.request_id, decision, now, took_us)
         self._decided(took_us)
+        if self._shadows is not None:
+            self._shadows.note(snapshot, decision, among)
         return self._book(ask, decision, now)
 
-    def _choose(self, ask: Ask, look: Look, now: float, among: Sequence[int] | None = None) -> Decision:
+    def _snapshot_of(self, ask: Ask, look: Look, now: float) -> Snapshot:
+        objective = self._ttft_slo_ms
+        return _snapshot(ask, look.candidates, now, None if objective is None else objective(ask.prompt.tokens))
+
+    def _choose(
+        self, ask: Ask, snapshot: Snapshot, filtered: Mapping[str, str], among: Sequence[int] | None = None
+    ) -> Decision:
         name = self._policy_for(ask)
         decision = decide(
-            _snapshot(ask, look.candidates, now),
+            snapshot,
             self._policies[name],
             name=name,
             dice=self._dice,
-            filtered=look.filtered,
+            filtered=filtered,
             reason=_why_not_by_cache(ask.prompt),
             among=among,
         )
@@ -253,11 +282,12 @@ class Brain:
         keys = prompt.keys.get(size, _NO_KEYS)
         uncached = tokens - chosen.hit_tokens
         promised = promised_tokens(rank, held, tokens) if held else 0
+        prefill_ms = chosen.rates.prefill_ms(uncached, tokens)
         record = self._bookings.book(
             booked,
-            Placed(rank, ask, keys, chosen.hit_tokens, promised, booked.requests == 0),
+            Placed(rank, ask, keys, chosen.hit_tokens, promised, booked.requests == 0, prefill_ms / rank.factor.value),
             now=now,
-            prefill_ms=chosen.rates.prefill_ms(uncached, tokens),
+            prefill_ms=prefill_ms,
             prefill_tokens=uncached,
             kv_tokens=tokens + _output_tokens(ask) * ask.choices,
             last_key=_last_new_key(rank, prompt, keys, held_tokens=held, size=size),
@@ -345,7 +375,7 @@ class Brain:
 # The nouns below are made for every request, by position: by keyword that takes several times as long.
 
 
-def _snapshot(ask: Ask, candidates: tuple[Candidate, ...], now: float) -> Snapshot:
+def _snapshot(ask: Ask, candidates: tuple[Candidate, ...], now: float, ttft_slo_ms: float | None) -> Snapshot:
     prompt = ask.prompt
     return Snapshot(
         now,
@@ -359,6 +389,7 @@ def _snapshot(ask: Ask, candidates: tuple[Candidate, ...], now: float) -> Snapsh
         ask.choices,
         _output_tokens(ask),
         _prefix(prompt),
+        ttft_slo_ms,
     )
 
 
@@ -440,3 +471,11 @@ def _decode_ms(record: Record[Placed], outcome: Outcome) -> float:
     rates, batch = record.owner.rank.factor.rates, record.booked.requests + 1
     step = rates.c0_ms / batch + rates.c3_ms * outcome.input_tokens + rates.c4_ms
     return outcome.usage.output_tokens * step
+
+
+def _tpot_s(outcome: Outcome) -> float | None:
+    """Of a streamed answer of some length."""
+    usage = outcome.usage
+    if usage is None or outcome.ttft_s is None or usage.output_tokens < TELLING_TOKENS:
+        return None
+    return (outcome.took_s - outcome.ttft_s) / (usage.output_tokens - 1)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from router.core import Ask, EngineFacts, EventSource, HitRule, Instance, Load, Rates
 from router.routing.bookings import Booked
 from router.routing.confidence import Confidence
-from router.routing.learn import HitRecord, PrefillFactor, Recent
+from router.routing.learn import HitRecord, Pace, PrefillFactor, Recent
 from router.routing.slots import Slot
 
 ASSUMED_BLOCK_SIZE = 64
@@ -67,6 +67,7 @@ class Rank:
         "last_seq",
         "load",
         "peers",
+        "price_per_hour",
         "rank",
         "reason",
         "recent",
@@ -92,8 +93,11 @@ class Rank:
     has_events: bool
     capacity_tokens: int  # 0: unknown
     fits_tokens: float  # the longest prompt it can serve
+    price_per_hour: float  # its share of what the instance costs; 0: not told
 
-    def __init__(self, instance: Instance, rank: int, *, rates: Rates | None, now: float) -> None:
+    def __init__(
+        self, instance: Instance, rank: int, *, rates: Rates | None, now: float, pace: Pace | None = None
+    ) -> None:
         self.id = f"{instance.id}/{rank}"
         self.target = (instance.id, rank)
         self.rank = rank
@@ -106,7 +110,7 @@ class Rank:
         self.peers: tuple[Rank, ...] = ()  # further ranks that a request sent here may end up on
         self.booked: Booked[Any] = Booked()
         self.recent = Recent()
-        self.factor = PrefillFactor(rates)
+        self.factor = PrefillFactor(rates, pace)
         self.hits = HitRecord()
         self.slot: Slot | None = None  # what it holds; the feed opens it
         self.slot_is_assumed = False  # filled by what we send there, for want of events
@@ -132,6 +136,7 @@ class Rank:
         self.has_events = self.shares_source or any(source.rank == self.rank for source in self.sources)
         self.capacity_tokens = facts.capacity_tokens or instance.capacity_tokens or 0
         self.fits_tokens = min(facts.max_model_tokens or inf, self.capacity_tokens or inf)
+        self.price_per_hour = (instance.price_per_hour or 0.0) / max(1, facts.ranks)
 
     @property
     def block_size(self) -> int:
@@ -166,6 +171,7 @@ class Fleet:
         self._sizes: dict[str, frozenset[int]] = {}
         self._unseen: dict[str, tuple[float, bool]] = {}  # by model: until when, and what was found
         self._suspects: dict[str, Rank] = {}
+        self._paces: dict[tuple[str, str], Pace] = {}  # by model and adapter
 
     def __iter__(self) -> Iterator[Rank]:
         for ranks in self._members.values():
@@ -185,7 +191,7 @@ class Fleet:
             for rank in known:
                 rank.take(instance, rank.facts)
         else:
-            self._members[instance.id] = [Rank(instance, 0, rates=rates, now=now)]
+            self._members[instance.id] = [Rank(instance, 0, rates=rates, now=now, pace=self._pace(instance))]
         self._changed()
 
     def remove(self, instance_id: str) -> Sequence[Rank]:
@@ -222,8 +228,12 @@ class Fleet:
         self._changed()
         return gone
 
+    def _pace(self, instance: Instance) -> Pace:
+        return self._paces.setdefault((instance.model, instance.engine), Pace())
+
     def _sibling(self, first: Rank, number: int, now: float) -> Rank:
-        rank = Rank(first.instance, number, rates=first.factor.configured, now=now)
+        pace = self._pace(first.instance)
+        rank = Rank(first.instance, number, rates=first.factor.configured, now=now, pace=pace)
         rank.health, rank.reason = first.health, first.reason
         return rank
 
@@ -403,6 +413,7 @@ class Fleet:
             "delivered_hit_tokens": rank.hits.delivered_tokens,
             "notes": list(rank.facts.notes),
             "labels": dict(rank.instance.labels),
+            "price_per_hour": rank.price_per_hour,
         }
 
 

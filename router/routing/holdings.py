@@ -9,7 +9,7 @@ from router.routing.decide import usable_tokens
 from router.routing.fleet import Rank
 from router.routing.index import BlockIndex
 from router.routing.recent import RecentDispatches, Target
-from router.routing.slots import Slot
+from router.routing.slots import GPU, SLOWER, Slot
 
 Tiers = Mapping[str, int]
 """Tokens held per tier, cumulative, fastest tier first."""
@@ -77,6 +77,7 @@ class Holdings:
                     instance.labels,
                     len(booked.prefills),
                     int(recent.faded if now < recent.until else recent.tokens(now)),
+                    rank.price_per_hour,
                 )
             )
         return tuple(candidates)
@@ -105,14 +106,19 @@ class Holdings:
         return usable - hit_tokens if usable > hit_tokens else 0
 
     def _held_by_any(self, rank: Rank) -> Tiers:
-        """It may end up on any of its peers: what is held is what they hold on average."""
-        ranks = (rank, *rank.peers)
-        sums: dict[str, int] = {}
-        for each in ranks:
-            if each.slot is not None:
-                for tier, tokens in self._held.get(each.slot, _NOTHING).items():
-                    sums[tier] = sums.get(tier, 0) + tokens
-        return {tier: total // len(ranks) for tier, total in sums.items()}
+        """It may end up on any of its peers: what is held is what they hold on average.
+
+        Where a tier adds nothing it is not named, and the depth of the faster ones stands.
+        """
+        held = [self._held.get(each.slot, _NOTHING) for each in (rank, *rank.peers)]
+        named = {tier for tiers in held for tier in tiers}
+        depths = [0] * len(held)
+        averages: dict[str, int] = {}
+        for tier in (GPU, *SLOWER):
+            if tier in named:
+                depths = [max(depth, tiers.get(tier, 0)) for depth, tiers in zip(depths, held, strict=True)]
+                averages[tier] = sum(depths) // len(held)
+        return averages
 
 
 def promised_tokens(rank: Rank, held_tokens: Tiers, prompt_tokens: int) -> int:

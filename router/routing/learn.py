@@ -17,6 +17,14 @@ MEASURABLE_MS = 20.0
 MEASURABLE_TOKENS = 256
 """Shorter prefills say more of the network and the engine's step than of its prefill rate."""
 
+SERVED_KEPT = 0.98
+"""How much of the sums over past prefills each further one leaves: they reach back some fifty."""
+SERVED_AT_LEAST = 16
+"""So many prefills say how fast busy engines are; fewer may all have ended with one step."""
+
+NOTICEABLE = 0.03
+"""A change of pace by less is not worth new rates."""
+
 PROMISE_GAIN = 0.2
 
 RECENT_S = 100.0
@@ -25,33 +33,80 @@ FADE_STEP_S = 0.1
 """A thousandth of it is lost in that time: not worth an exponential for every rank and decision."""
 
 
-class PrefillFactor:
-    """Observed over predicted prefill time, of requests that had the rank to themselves: an EWMA; of the first
-    answers of an engine nobody described, their mean.
+class Pace:
+    """How long engines nobody described take for what the prior calls a millisecond of prefill, while they are busy.
 
-    configured: what the operator said; None where nothing is known of the engine.
+    Shared by the engines of a model: one alone shows it too unsteadily, and a difference that is not there would send
+    all requests to one of them.
     """
 
-    __slots__ = ("_bounds", "_observed", "configured", "prior", "rates", "value")
+    __slots__ = ("_served", "_took_ms", "_work_ms", "value")
 
-    def __init__(self, configured: Rates | None) -> None:
+    def __init__(self) -> None:
+        self._served = 0
+        self._work_ms = self._took_ms = 0.0
+        self.value = 1.0
+
+    def served(self, work_ms: float, took_ms: float) -> None:
+        """A prefill of `work_ms` by the prior has ended on a busy rank, `took_ms` after the one before it.
+
+        Several may end with one step, the first after all of its time and the others after none: only sums tell.
+        """
+        self._work_ms = self._work_ms * SERVED_KEPT + work_ms
+        self._took_ms = self._took_ms * SERVED_KEPT + took_ms
+        self._served += 1
+        if self._served >= SERVED_AT_LEAST and self._work_ms:
+            self.value = _bounded(self._took_ms / self._work_ms, ASSUMED_BOUNDS)
+
+
+class PrefillFactor:
+    """Observed over predicted prefill time, of requests that had the rank to themselves: an EWMA; of the first
+    answers of an engine nobody described, their mean, on top of the pace it shares with others.
+
+    configured: what the operator said; None where nothing is known of the engine.
+    value: by what the prior is multiplied.
+    """
+
+    __slots__ = ("_bounds", "_observed", "_own", "_pace", "configured", "prior", "rates", "value")
+
+    def __init__(self, configured: Rates | None, pace: Pace | None = None) -> None:
         self._bounds = CONFIGURED_BOUNDS if configured is not None else ASSUMED_BOUNDS
         self._observed = 0
+        self._own = 1.0
+        self._pace = pace if configured is None else None
         self.configured = configured
         self.prior = configured or Rates()
         self.value = 1.0
         self.rates = self.prior
 
     def observe(self, uncached_tokens: int, prompt_tokens: int, *, ttft_ms: float) -> None:
+        """A request that had the rank to itself."""
         predicted = self.prior.prefill_ms(uncached_tokens, prompt_tokens)
         if uncached_tokens < MEASURABLE_TOKENS or max(predicted, ttft_ms) < MEASURABLE_MS or ttft_ms <= 0:
             return
-        low, high = self._bounds
-        ratio = min(high, max(low, (ttft_ms - self.prior.c0_ms) / predicted))
         self._observed += 1
         gain = FACTOR_GAIN if self.configured is not None else max(FACTOR_GAIN, 1 / self._observed)
-        self.value += gain * (ratio - self.value)
+        shared = self._pace.value if self._pace is not None else 1.0
+        ratio = _bounded((ttft_ms - self.prior.c0_ms) / predicted, self._bounds) / shared
+        self._own += gain * (ratio - self._own)
+        self._take(shared * self._own)
+
+    def served(self, work_ms: float, took_ms: float) -> None:
+        """One among others: see `Pace.served`."""
+        pace = self._pace
+        if pace is not None:
+            pace.served(work_ms, took_ms)
+            if abs(pace.value * self._own - self.value) > NOTICEABLE * self.value:
+                self._take(pace.value * self._own)
+
+    def _take(self, value: float) -> None:
+        self.value = _bounded(value, self._bounds)
         self.rates = _scaled(self.prior, self.value)
+
+
+def _bounded(value: float, bounds: tuple[float, float]) -> float:
+    low, high = bounds
+    return min(high, max(low, value))
 
 
 def _scaled(prior: Rates, factor: float) -> Rates:

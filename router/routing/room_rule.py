@@ -10,7 +10,7 @@ hold        a request waits for the busy engine that holds its prefix while λ �
             that engine has still to do. λ grows from 1 to 10 with the work that waits: the longer the line, the more
             every token computed twice costs the others.
 gap         while others wait, an engine that has just finished a prefill gets a short rest, so that those who decode
-            there move on.
+            there move on; no longer than their time per token needs, since it costs throughput.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ import msgspec
 
 from router.core import Rates
 
+GAP_STEP_S = 0.004
+
 
 class RoomRule(msgspec.Struct, frozen=True):
     """Times in seconds."""
 
     free_tokens: int = 2_048  # an engine takes more while fewer uncached tokens are under way there
     signal_delay_s: float = 0.015  # from a first token in the engine until it is known here
-    gap_s: float = 0.1  # from the end of a prefill until the next may begin, the signal's delay included
+    gap_s: float = 0.1  # at most, from the end of a prefill until the next may begin, the signal's delay included
     gap_factor: float = 1.0  # but not more than so many times that prefill: short prompts make nobody wait
+    tpot_s: float = 0.05  # the gap is as short as it can be for this
+    slow_share: float = 0.05  # of all answers, which may take longer for a token
     head_start: float = 40.0  # κ: seconds in line for a second of own prefill
     head_start_max_s: float = 40.0  # G
     hold: bool = True
@@ -56,7 +60,12 @@ class RoomRule(msgspec.Struct, frozen=True):
         over = tokens - self.takes_tokens(rates)
         return self.hold_factor * rates.c1_ms * (over if over > 0 else 0) + self.hold_slack_s * 1e3
 
-    def rest_s(self, prefill_ms: float) -> float:
+    def rest_s(self, prefill_ms: float, gap_s: float) -> float:
         """How long an engine rests that has just finished a prefill of `prefill_ms`, from when that is known here."""
-        gap = self.gap_s - self.signal_delay_s
-        return max(0.0, min(gap, self.gap_factor * prefill_ms / 1e3))
+        return max(0.0, min(gap_s - self.signal_delay_s, self.gap_factor * prefill_ms / 1e3))
+
+    def next_gap_s(self, gap_s: float, tpot_s: float) -> float:
+        """The gap after an answer with that time per token: it settles where `slow_share` of them are too slow."""
+        if tpot_s > self.tpot_s:
+            return min(self.gap_s, gap_s + (1 - self.slow_share) * GAP_STEP_S)
+        return max(0.0, gap_s - self.slow_share * GAP_STEP_S)

@@ -7,7 +7,10 @@ LLM serving with counters instead of tags: VTC, OSDI '24.)
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 _TENANTS = 10_000
+"""So many are remembered at most."""
 
 
 class TenantShares:
@@ -33,4 +36,9 @@ class TenantShares:
         """What was served took so much more than was thought."""
         self._had[tenant] = self.start(tenant) + work_ms
         if len(self._had) > _TENANTS:
-            self._had = {name: had for name, had in self._had.items() if had > self._served}
+            self._forget_half()
+
+    def _forget_half(self) -> None:
+        """Those who have had least: to start at v again is the smallest gain to them."""
+        by_had = sorted(self._had.items(), key=itemgetter(1))
+        self._had = {name: had for name, had in by_had[len(by_had) // 2 :] if had > self._served}

@@ -98,6 +98,7 @@ class WaitingRoom:
         self.rule = rule or RoomRule()
         self.limits = limits or RoomLimits()
         self.stats = RoomStats()
+        self.gap_s = self.rule.gap_s
         self._desk = desk
         self._call_at = call_at
         self._clock = clock
@@ -225,14 +226,16 @@ class WaitingRoom:
 
     def prefill_ended(self, rank: Rank, prefill_ms: float, now: float) -> None:
         """A prefill of ours is over on `rank`, or given up."""
-        rested = now + self.rule.rest_s(prefill_ms)
+        rested = now + self.rule.rest_s(prefill_ms, self.gap_s)
         if rested > self._rested.get(rank.target, -inf):
             self._rested[rank.target] = rested
         self.wake(now)
 
-    def decoded(self, tenant: str, work_ms: float) -> None:
-        """What a request of the tenant took beyond its prefill."""
+    def answered(self, tenant: str, work_ms: float, tpot_s: float | None) -> None:
+        """A request of the tenant is over, which took so much beyond its prefill. `tpot_s`: per token, where seen."""
         self._shares.charge(tenant, work_ms)
+        if tpot_s is not None:
+            self.gap_s = self.rule.next_gap_s(self.gap_s, tpot_s)
 
     def wake(self, now: float) -> None:
         """Something may have changed. What a turn of the loop brings is looked at once, after it."""
@@ -355,14 +358,14 @@ class WaitingRoom:
         free = [i for i, rank in enumerate(ranks) if self._is_free(rank, now)]
         if not free or len(free) == len(ranks) or not self.rule.hold:
             return _Verdict(free)
-        best = min([work[i] for i in free])
-        if best <= least:
-            return _Verdict(free)
+        best = min(free, key=work.__getitem__)
+        there, hit = candidates[best].rates, candidates[best].hit_tokens
         eagerness = self.rule.eagerness(waiting_ms, len(ranks))
         held_for, gain_ms, most = None, 0.0, 0.0
-        for i, rank in enumerate(ranks):
-            gain = best - work[i]
-            if gain > 0 and not self._is_free(rank, now):
+        for rank, candidate in zip(ranks, candidates, strict=True):
+            if candidate.hit_tokens > hit and not self._is_free(rank, now):
+                # Only what is cached counts: to wait for an engine that seems a little faster, all would wait.
+                gain = work[best] - there.prefill_ms(tokens - candidate.hit_tokens, tokens)
                 profit = eagerness * gain - self._busy_ms(rank)
                 if profit > most:
                     held_for, gain_ms, most = rank.target, gain, profit

@@ -10,11 +10,12 @@ import random
 import time
 from array import array
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
 from typing import Any
 
 from policies.kv_aware import KvAware
-from router.core import Ask, EngineFacts, EventSource, Instance, Outcome, Prompt, Stored
+from router.core import Ask, Booking, EngineFacts, EventSource, Instance, Outcome, Prompt, Stored
 from router.routing.blocks import chain, root_key
 from router.routing.bookings import Bookings
 from router.routing.brain import Brain, Placed
@@ -89,6 +90,23 @@ def place_us(engines: int = 4, blocks: int = 16, rounds: int = 4000) -> dict[str
     return {"place": median(place), "progress_and_release": median(rest)}
 
 
+def in_a_row_us(*, room: bool, rounds: int = 4000) -> float:
+    """Place, first token and release one after the other on four idle engines: nobody ever waits."""
+    _, brain, _ = fleet_and_brain(4)
+    if room:
+        brain.open_room(lambda _when, _call: None)
+    asks = [ask_of(number, 16) for number in range(rounds)]
+    step = rounds // 10
+
+    def work(batch: list[Ask]) -> None:
+        for ask in batch:
+            booking = brain.place_now(ask)
+            assert isinstance(booking, Booking), "there is room"
+            _finish(brain, booking.id, outcome_of(ask))
+
+    return median(_each_us(partial(work, asks[n : n + step]), step, []) for n in range(0, rounds, step))
+
+
 def _finish(brain: Brain, booking: int, outcome: Outcome) -> None:
     brain.progress(booking)
     brain.release(booking, outcome)
@@ -124,6 +142,8 @@ def run() -> dict[str, float]:
         "place_over_bare": round(four["place"] / bare, 1),
         "place_32x64_us": round(many["place"], 1),
         "coroutine_us": round(_coroutine_us(), 2),
+        "in_a_row_us": round(in_a_row_us(room=False), 1),
+        "in_a_row_with_room_us": round(in_a_row_us(room=True), 1),
     }
 
 
@@ -146,6 +166,8 @@ def rows(figures: dict[str, float]) -> Iterator[Row]:
     bare = figures["bare_least_inflight_us"]
     for name, label in LABELS.items():
         yield Row(label, figures[name], "µs", bare, "pick of the least in flight")
+    without, within = figures["in_a_row_us"], figures["in_a_row_with_room_us"]
+    yield Row("place, first token, release, with a waiting room nobody needs", within, "µs", without, "without one")
 
 
 LABELS = {

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from policies.kv_aware import KvAware
+from policies.kv_aware import WEIGHTS, KvAware
 from policies.least_work import LeastWork
 from policies.lmetric import LMetric
 from policies.round_robin import RoundRobin
 from policies.session import Session
 from router.core import Candidate, Policy, Rates, Snapshot
+from router.routing.decide import decide
 
 
 def policy(kind: Any, **weights: float) -> Policy:
@@ -57,7 +58,7 @@ def test_kv_aware(states: list[dict[str, Any]], expected: str) -> None:
 def test_kv_aware_parts_are_its_terms_and_sum_to_the_cost() -> None:
     state = HELD | {"booked_prefill_ms": 40.0, "running": 3, "capacity_tokens": 5_000, "booked_kv_tokens": 4_000}
     for cost in policy(KvAware).costs(shot({}, state)):
-        assert set(cost.parts) == {"queue", "prefill", "neighbours", "duplication", "decode", "memory"}
+        assert set(cost.parts) == {"queue", "prefill", "neighbours", "duplication", "decode", "memory", "price"}
         assert sum(cost.parts.values()) == pytest.approx(cost.value)
         assert cost.unit == "ms"
 
@@ -89,6 +90,120 @@ def test_kv_aware_weights_are_the_operators() -> None:
     assert best(policy(KvAware, queue=0.01), shot(*states)) == "b"
     with pytest.raises(ValueError, match="unknown weight"):
         policy(KvAware, affinity=1.0)
+
+
+def together(chooser: Policy, requests: int, *, own_tokens: int, prefix_tokens: int = 8192) -> list[int]:
+    """How many of so many requests at once, alike but for their ends, each of four engines gets. The first holds it."""
+    tokens, rates = prefix_tokens + own_tokens, Rates()
+    queued_ms, held, served = [0.0] * 4, [prefix_tokens, 0, 0, 0], [0] * 4
+    for _ in range(requests):
+        states = [
+            {
+                "booked_prefill_ms": queued_ms[i],
+                "booked_requests": served[i],
+                "booked_prefills": served[i],
+                "booked_kv_tokens": served[i] * tokens,
+                "hit_tokens": held[i],
+            }
+            for i in range(4)
+        ]
+        chosen = "abcd".index(best(chooser, shot(*states, tokens=tokens)))
+        queued_ms[chosen] += rates.prefill_ms(tokens - held[chosen], tokens)
+        held[chosen] = prefix_tokens
+        served[chosen] += 1
+    return served
+
+
+@pytest.mark.parametrize(
+    ("requests", "own_tokens", "engines"),
+    [
+        (1, 2000, 1),
+        (5, 500, 1),
+        (20, 100, 1),  # 53 ms of work in all: nobody waits as long as a copy of the prefix takes, 189 ms
+        (20, 500, 2),
+        (20, 1000, 3),
+        (20, 2000, 4),
+    ],
+)
+def test_kv_aware_copies_a_hot_prefix_to_as_many_engines_as_its_load_needs(
+    requests: int, own_tokens: int, engines: int
+) -> None:
+    served = together(policy(KvAware), requests, own_tokens=own_tokens)
+    assert sum(count > 0 for count in served) == engines
+    assert served[0] == max(served)
+
+
+def test_kv_aware_copies_sooner_the_less_a_copy_weighs() -> None:
+    spread = [
+        sum(count > 0 for count in together(policy(KvAware, duplication=weight), 20, own_tokens=500))
+        for weight in (0.5, 1.0, 2.0)
+    ]
+    assert spread == [4, 2, 1]
+
+
+FAST = {"rates": Rates(c0_ms=5, c1_ms=0.02, c2_ms=0, c3_ms=0, c4_ms=0)}
+SLOW = {"rates": Rates(c0_ms=10, c1_ms=0.04, c2_ms=0, c3_ms=0, c4_ms=0)}
+
+
+@pytest.mark.parametrize(
+    ("states", "weight", "expected"),
+    [
+        (
+            [{"price_per_hour": 4.0, "booked_prefill_ms": 0.0}, {"price_per_hour": 2.0, "booked_prefill_ms": 50.0}],
+            0,
+            "a",
+        ),
+        # 86 ms of prefill and 1,749 of decode, at 2 an hour less: 0.00102; at 100,000 ms for one that is 102 ms
+        ([{"price_per_hour": 4.0}, {"price_per_hour": 2.0, "booked_prefill_ms": 95.0}], 1e5, "b"),
+        ([{"price_per_hour": 4.0}, {"price_per_hour": 2.0, "booked_prefill_ms": 110.0}], 1e5, "a"),
+        # half as fast: at 0.6 of the price a request costs more there, at 0.4 less
+        ([FAST | {"price_per_hour": 2.0}, SLOW | {"price_per_hour": 1.2}], 1e9, "a"),
+        ([FAST | {"price_per_hour": 2.0}, SLOW | {"price_per_hour": 0.8}], 1e9, "b"),
+    ],
+)
+def test_kv_aware_waits_for_the_cheaper_engine_as_long_as_money_is_worth(
+    states: list[dict[str, Any]], weight: float, expected: str
+) -> None:
+    assert best(policy(KvAware, price=weight), shot(*states)) == expected
+
+
+BUSY = {"running": 30}  # each prefill costs thirty others
+
+
+@pytest.mark.parametrize(
+    ("states", "objective_ms", "expected"),
+    [
+        ([BUSY, HELD | {"booked_prefill_ms": 150.0}], None, "b"),
+        ([BUSY, HELD | {"booked_prefill_ms": 150.0}], 120.0, "a"),  # 86 ms against 171: whatever else it costs
+        ([BUSY, HELD | {"booked_prefill_ms": 150.0}], 200.0, "b"),  # both in time: no matter
+        # nobody in time: least late, 321 ms against 386, although it costs more
+        ([{"booked_prefill_ms": 300.0}, BUSY | HELD | {"booked_prefill_ms": 300.0}], None, "a"),
+        ([{"booked_prefill_ms": 300.0}, BUSY | HELD | {"booked_prefill_ms": 300.0}], 100.0, "b"),
+        # of two in time the cheaper, not the faster
+        ([BUSY, {"booked_prefill_ms": 20.0}, HELD | {"booked_prefill_ms": 150.0}], 120.0, "b"),
+    ],
+)
+def test_kv_aware_and_the_objective(states: list[dict[str, Any]], objective_ms: float | None, expected: str) -> None:
+    assert best(policy(KvAware), shot(*states, ttft_slo_ms=objective_ms)) == expected
+
+
+def test_kv_aware_tells_what_the_objective_did() -> None:
+    states = (BUSY, HELD | {"booked_prefill_ms": 150.0}, HELD | {"booked_prefill_ms": 180.0})
+    plain, costs = (policy(KvAware).costs(shot(*states, ttft_slo_ms=slo)) for slo in (None, 120.0))
+    assert [cost.parts["slo"] > 0 for cost in costs] == [False, True, True]
+    for before, after in zip(plain, costs, strict=True):
+        assert "slo" not in before.parts
+        assert after.value == pytest.approx(before.value + after.parts["slo"])
+    assert costs[2].value - costs[1].value == pytest.approx(30.0)  # how much later
+
+
+def test_kv_aware_late_is_no_tie_with_in_time() -> None:
+    """Were nothing else of any weight, costs would tie, and dice or the fresher cache might choose who is late."""
+    nothing = dict.fromkeys(WEIGHTS, 0.0)
+    asked = shot({"recent_tokens": 9_000}, {"booked_prefill_ms": 35.0}, ttft_slo_ms=120.0)  # 86 and 121 ms
+    for seed in range(20):
+        decision = decide(asked, policy(KvAware, **nothing), name="kv_aware", dice=random.Random(seed))
+        assert decision.chosen.instance == "a"
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,63 @@ def test_duplication_is_the_prefill_of_what_another_holds(best: int, hit: int, m
 
 
 @pytest.mark.parametrize(
+    ("held", "hit", "expected"),
+    [
+        # 10,000 tokens; what is read: 1,000 on the GPU, 2,000 more in host memory, 1,000 more on disk
+        ({"gpu": 1000, "host": 3000, "disk": 4000}, 4000, 0.02 * 6000 + 1e-6 * 6000 * 7000 + 4 + 20),
+        # believed by half: 2,000 tokens, 1,000 of them out of host memory, none from the disk
+        ({"gpu": 1000, "host": 3000, "disk": 4000}, 2000, 0.02 * 8000 + 1e-6 * 8000 * 6000 + 2),
+        # by a fifth: not even all that lies on the GPU
+        ({"gpu": 1000, "host": 3000, "disk": 4000}, 800, 0.02 * 9200 + 1e-6 * 9200 * 5400),
+        # not at all
+        ({"gpu": 1000, "host": 3000, "disk": 4000}, 0, 0.02 * 10_000 + 1e-6 * 10_000 * 5000),
+        # a remote store holds all of it, this engine nothing
+        ({"gpu": 0, "remote": 9000}, 9000, 0.02 * 1000 + 1e-6 * 1000 * 9500 + 90),
+        # 9,000 on their way there: 3,000 held in host memory, the rest only just dispatched, on the GPU by then
+        ({"gpu": 0, "host": 3000}, 9000, 0.02 * 1000 + 1e-6 * 1000 * 9500 + 6),
+    ],
+)
+def test_a_shorter_hit_is_computed_more_and_loaded_less(held: dict[str, int], hit: int, expected: float) -> None:
+    cost = terms.prefill_ms(snapshot(10_000), candidate(held_tokens=held, hit_tokens=hit))
+    assert cost == pytest.approx(expected)
+
+
+def test_the_share_of_a_step_is_less_than_the_step() -> None:
+    share = terms.decode_share_ms(snapshot(1000, output_tokens=100), candidate(), decoding=4)
+    assert share == pytest.approx(100 * (5 / 5 + 4e-5 * 1000 + 0.01))
+    alone = terms.decode_share_ms(snapshot(1000, output_tokens=100), candidate(), decoding=0)
+    assert alone == pytest.approx(terms.decode_ms(snapshot(1000), candidate(), pinned=0, decoding=0))
+
+
+@pytest.mark.parametrize(("price", "expected"), [(0.0, 0.0), (3.6, 0.0002), (36.0, 0.002)])
+def test_money_is_the_price_of_gpu_time(price: float, expected: float) -> None:
+    """95 ms of prefill and 105 ms of decode are 200 ms: 1/18,000 of an hour."""
+    there = candidate(price_per_hour=price)
+    assert terms.money(snapshot(1000), there, own_prefill_ms=95.0, decoding=4) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("objective", "queue", "own", "late"),
+    [
+        (None, 9e9, 9e9, 0),
+        (1000.0, 900.0, 100.0, 0),  # just in time
+        (1000.0, 900.0, 150.0, 50),
+        (0.0, 0.0, 20.0, 20),
+    ],
+)
+def test_late_is_what_comes_after_the_objective(objective: float | None, queue: float, own: float, late: float) -> None:
+    asked = Snapshot(at=0.0, tokens=1000, candidates=(), ttft_slo_ms=objective)
+    assert terms.late_ms(asked, queue_ms=queue, own_prefill_ms=own) == late
+
+
+def test_who_is_late_comes_behind_the_highest_cost_in_the_order_of_lateness() -> None:
+    highest = 700.0
+    assert terms.slo_ms(0.0, cost_ms=700.0, highest_ms=highest) == 0
+    by_lateness = [cost + terms.slo_ms(late, cost_ms=cost, highest_ms=highest) for cost, late in ((600, 5), (90, 6))]
+    assert by_lateness == [700 + terms.SLO_GAP_MS + 5, 700 + terms.SLO_GAP_MS + 6]
+
+
+@pytest.mark.parametrize(
     ("given", "said"),
     [({"queu": 1.0}, "unknown weight 'queu'"), ({"queue": -0.1}, ">= 0"), ({"queue": float("nan")}, ">= 0")],
 )

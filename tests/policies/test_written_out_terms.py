@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -44,6 +45,7 @@ def candidates(draw: st.DrawFn, prompt_tokens: int) -> Candidate:
         load_age_s=draw(ages),
         capacity_tokens=draw(st.just(0) | tokens),
         rates=draw(rates),
+        price_per_hour=draw(st.sampled_from([0.0, 0.9, 98.32])),
     )
 
 
@@ -51,7 +53,13 @@ def candidates(draw: st.DrawFn, prompt_tokens: int) -> Candidate:
 def snapshots(draw: st.DrawFn) -> Snapshot:
     prompt_tokens = draw(st.integers(1, 100_000))
     rows = draw(st.lists(candidates(prompt_tokens), min_size=1, max_size=4))
-    return Snapshot(0.0, prompt_tokens, tuple(rows), output_tokens=draw(st.integers(0, 4_000)))
+    return Snapshot(
+        0.0,
+        prompt_tokens,
+        tuple(rows),
+        output_tokens=draw(st.integers(0, 4_000)),
+        ttft_slo_ms=draw(st.none() | st.sampled_from([0.0, 1_000.0, 30_000.0, 1e9])),
+    )
 
 
 def by_terms(snapshot: Snapshot, candidate: Candidate, weights: dict[str, float]) -> dict[str, float]:
@@ -68,16 +76,31 @@ def by_terms(snapshot: Snapshot, candidate: Candidate, weights: dict[str, float]
         "duplication": terms.duplication_ms(candidate, best),
         "decode": terms.decode_ms(snapshot, candidate, pinned=pinned, decoding=batch),
         "memory": terms.memory_ms(snapshot, candidate, pinned=pinned),
+        "price": terms.money(snapshot, candidate, own_prefill_ms=own, decoding=batch),
     }
     return {term: weights[term] * part for term, part in parts.items()}
 
 
+def with_slo(snapshot: Snapshot, rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    if snapshot.ttft_slo_ms is None:
+        return rows
+    sums = [sum(parts.values()) for parts in rows]
+    added: list[dict[str, float]] = []
+    for candidate, parts, cost in zip(snapshot.candidates, rows, sums, strict=True):
+        queue, own = terms.queue_ms(snapshot, candidate), terms.prefill_ms(snapshot, candidate)
+        late = terms.late_ms(snapshot, queue_ms=queue, own_prefill_ms=own)
+        added.append(parts | {"slo": terms.slo_ms(late, cost_ms=cost, highest_ms=max(sums))})
+    return added
+
+
 @settings(deadline=None, max_examples=400)
-@given(snapshots(), st.fixed_dictionaries({term: st.sampled_from([0.0, 0.5, 1.0, 3.0]) for term in WEIGHTS}))
+@given(snapshots(), st.fixed_dictionaries({term: st.sampled_from([0.0, 0.5, 1.0, 3.0, 1e6]) for term in WEIGHTS}))
 def test_every_part_is_its_term(snapshot: Snapshot, weights: dict[str, float]) -> None:
     costs = KvAware(weights, random.Random(1)).costs(snapshot)
-    for candidate, cost in zip(snapshot.candidates, costs, strict=True):
-        expected = by_terms(snapshot, candidate, weights)
-        assert list(cost.parts) == list(WEIGHTS)
-        assert cost.parts == pytest.approx(expected)
+    by_term = with_slo(snapshot, [by_terms(snapshot, candidate, weights) for candidate in snapshot.candidates])
+    names = [*WEIGHTS] if snapshot.ttft_slo_ms is None else [*WEIGHTS, "slo"]
+    for expected, cost in zip(by_term, costs, strict=True):
+        assert list(cost.parts) == names
+        assert cost.parts == pytest.approx(expected, abs=1e-6)
+        assert all(0 <= part < inf for part in cost.parts.values())
         assert cost.value == sum(cost.parts.values())

@@ -15,7 +15,10 @@ import httpx
 class GatewayProcess:
     """`warmroute serve` on fixed ports, so that clients find it again after a restart."""
 
-    def __init__(self, engines: list[str], state: Path, *, policy: str = "kv_aware", port: int = 14000) -> None:
+    def __init__(
+        self, engines: list[str], state: Path, *, policy: str = "kv_aware", port: int = 14000, file: Path | None = None
+    ) -> None:
+        """`file`: a configuration that names the engines and the ports; else everything is said by flags."""
         self.url = f"http://127.0.0.1:{port}"
         self.admin = f"http://127.0.0.1:{port + 1}"
         self._log = state / "gateway.log"
@@ -23,6 +26,8 @@ class GatewayProcess:
             sys.executable, "-m", "router", "serve", "--port", str(port), "--admin-port", str(port + 1),
             "--policy", policy, "--state-dir", str(state), *(f"--engine={url}" for url in engines),
         ]  # fmt: skip
+        if file is not None:
+            self._command = [sys.executable, "-m", "router", "serve", "-c", str(file)]
         self._engines = len(engines)
         self._process: subprocess.Popen[bytes] | None = None
 

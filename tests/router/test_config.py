@@ -109,6 +109,18 @@ def test_what_fits_together_is_checked_beside_invalid_values(folder: Folder) -> 
         ("listen: &a {cors: *a}\n" + ENGINES, "1: listen.cors: contains itself through an alias"),
         ("policy: {weights: {queue: -1}}\n" + ENGINES, "1: policy.weights.queue: must be greater than or equal to 0"),
         ("policy: {weights: {queue: !!python/name:os.x 1}}\n" + ENGINES, "1: policy.weights.queue: the tag"),
+        ("policy: {ttft_slo_s: 0}\n" + ENGINES, "1: policy.ttft_slo_s: must be greater than 0"),
+        (
+            "policy: {ttft_slo_per_1k_tokens_ms: 62.5}\n" + ENGINES,
+            "1: policy.ttft_slo_per_1k_tokens_ms: adds to ttft_slo_s, which is not given",
+        ),
+        (
+            "policy: {shadow: [lmetric, llmd, lmetric]}\n" + ENGINES,
+            "1: policy.shadow[2]: 'lmetric' is given twice",
+        ),
+        ("policy: {shadow: lmetric}\n" + ENGINES, "1: policy.shadow: must be a list"),
+        ("engines: [{url: 'http://a:1', price_per_hour: -2}]", "1: engines[0].price_per_hour: must be greater than"),
+        ("engines: [{url: 'http://a:1', price_per_hour: .inf}]", "1: engines[0].price_per_hour: must be a"),
         ("admin: {port: 4000}\n" + ENGINES, "1: admin.port: is taken by listen (4000); use another"),
         ("engines: [{url: 'http://127.0.0.1:4000'}]", "1: engines[0].url: is the gateway's own address"),
         ("engines: [{url: 'http://0.0.0.0:8000'}]", "1: engines[0].url: is an address to listen on"),
@@ -267,13 +279,14 @@ def test_an_engine_as_the_core_noun(folder: Folder) -> None:
 engines:
   - {url: "http://A:1", served: x, api_key: k, events: [{endpoint: "tcp://a:5557", replay: "tcp://a:5558", rank: 1}]}
   - {url: "dns+http://pool:8000", id: pool, events: off}
-  - {url: "http://c:1", id: c}
+  - {url: "http://c:1", id: c, price_per_hour: 2.5}
 """)
     first, pool, last = found.engines
     instance = first.instance(engine="vllm", model="m")
     assert (instance.id, instance.url, instance.served, instance.api_key) == ("a:1", "http://a:1", "x", "k")
     assert instance.events is not None
     assert [(s.rank, s.endpoint, s.replay) for s in instance.events] == [(1, "tcp://a:5557", "tcp://a:5558")]
+    assert (instance.price_per_hour, last.instance(engine="vllm", model="m").price_per_hour) == (None, 2.5)
     assert pool.discovered
     one = pool.instance(engine="vllm", model="m", url="http://10.0.0.3:8000")
     assert (one.id, one.url, one.events) == ("pool-10.0.0.3:8000", "http://10.0.0.3:8000", ())
@@ -311,6 +324,15 @@ def test_listening_beyond_loopback_is_allowed_and_noted(folder: Folder) -> None:
     found = folder.load("listen: {host: 0.0.0.0}\nadmin: {host: '::'}\n" + ENGINES)
     assert [note.split(" is ")[0] for note in found.notes] == ["listen.host 0.0.0.0", "admin.host ::"]
     assert folder.load("listen: {host: localhost}\nadmin: {host: '::1'}\n" + ENGINES).notes == ()
+
+
+def test_engines_without_a_price_are_noted_where_prices_count(folder: Folder) -> None:
+    engines = "engines: [{url: 'http://a:1', price_per_hour: 2}, {url: 'http://b:1'}, {url: 'http://c:1', id: c}]"
+    (note,) = folder.load(engines + "\npolicy: {weights: {price: 1.0e+5}}").notes
+    assert note.endswith("are free: b:1, c")
+    assert folder.load(engines + "\npolicy: {weights: {price: 0}}").notes == ()
+    priced = "engines: [{url: 'http://a:1', price_per_hour: 0}]\npolicy: {weights: {price: 3}}"
+    assert folder.load(priced).notes == ()
 
 
 def test_a_further_check_is_reported_with_its_line(folder: Folder) -> None:

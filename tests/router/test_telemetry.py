@@ -141,6 +141,19 @@ async def test_decisions_and_lag() -> None:
     assert ("warmroute_loop_lag_max_seconds", ()) in page
 
 
+async def test_shadows_are_told_of_by_policy() -> None:
+    figures = {
+        "lmetric": {"agreed": 7, "differed": 3, "errors": 0, "regret": 41.5},
+        "llmd": {"agreed": 0, "differed": 0, "errors": 2, "regret": 0.0},
+    }
+    page = await samples(Telemetry(shadows=lambda: figures))
+    assert page["warmroute_shadow_decisions_total", (("agrees", "yes"), ("policy", "lmetric"))] == 7
+    assert page["warmroute_shadow_decisions_total", (("agrees", "no"), ("policy", "lmetric"))] == 3
+    assert page["warmroute_shadow_regret_total", (("policy", "lmetric"),)] == 41.5
+    assert page["warmroute_shadow_errors_total", (("policy", "llmd"),)] == 2
+    assert not [name for name, _ in await samples(Telemetry()) if "shadow" in name]
+
+
 def test_the_last_outcomes_are_kept_newest_first() -> None:
     telemetry = Telemetry()
     for number in range(RECENT_OUTCOMES + 5):

@@ -38,6 +38,9 @@ class FakeLive:
     async def metrics(self) -> bytes:
         return b"warmroute_up 1\n"
 
+    async def trace(self, position: int) -> tuple[list[bytes], int | None]:
+        return [], None
+
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:

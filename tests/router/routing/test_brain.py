@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -37,6 +37,7 @@ from router.routing.index import BlockIndex
 from router.routing.receipts import RECEIPTS
 from router.routing.recent import RecentDispatches
 from router.routing.sent import SentIndex
+from router.routing.shadow import Shadows
 
 BLOCK = 16
 SECRET = b"deployment secret"
@@ -50,7 +51,9 @@ class Broken:
 class World:
     """A fleet of ready engines and the brain over it."""
 
-    def __init__(self, *engines: str, events: bool = True, **facts: Any) -> None:
+    def __init__(
+        self, *engines: str, events: bool = True, options: Mapping[str, Any] | None = None, **facts: Any
+    ) -> None:
         self.now = 100.0
         self.fleet = Fleet()
         self.index = BlockIndex(SECRET, clock=self.clock)
@@ -72,6 +75,7 @@ class World:
             model_policies={"turns": "round_robin"},
             clock=self.clock,
             dice=random.Random(1),
+            **(options or {}),
         )
         for engine in engines:
             self.add(engine, events=events, **facts)
@@ -446,6 +450,41 @@ def test_the_policy_is_the_requests_else_the_models_else_the_default() -> None:
     assert world.place(ask(LONG, policy="made up by a client")).policy == "kv_aware"
 
 
+async def test_shadows_hear_of_every_placement_and_of_nothing_else() -> None:
+    calls: list[Callable[[], None]] = []
+    shadows = Shadows(
+        {"round_robin": RoundRobin({}, random.Random(1)), "broken": Broken()},  # type: ignore[dict-item]
+        call_at=lambda when, call: calls.append(call),
+        clock=lambda: 100.0,
+        dice=random.Random(1),
+    )
+    world = World("a", "b", "c", options={"shadows": shadows})
+    world.store("b", LONG)
+    await world.brain.explain(ask(LONG))
+    assert calls == []
+    bookings = [world.place(ask(LONG, id=f"r{number}")) for number in range(4)]
+    calls.pop()()
+    assert [booking.instance for booking in bookings] == ["b"] * 4
+    assert [booking.policy for booking in bookings] == ["kv_aware"] * 4
+    turns = shadows.counts["round_robin"]
+    assert (turns.agreed, turns.differed, turns.errors) == (1, 3, 0)  # a, b, c, a
+    assert shadows.counts["broken"].errors == 4
+    assert world.brain.policy_failures == {}
+
+
+async def test_the_objective_grows_with_the_prompt() -> None:
+    world = World("a", "b", options={"ttft_slo_ms": lambda tokens: 30.0 + tokens / 100})
+    world.store("b", LONG)
+    world.rank("b").load = Load(at=world.now, waiting=2)  # two more like it, 42 ms each
+    decision = await world.brain.explain(ask([*LONG, 1]))
+    slo = {scored.candidate.instance: scored.cost.parts["slo"] for scored in decision.scored}
+    assert decision.chosen.instance == "a"  # 42 ms of 50
+    assert slo["a"] == 0 < slo["b"]
+    without = World("a", "b")
+    decision = await without.brain.explain(ask(LONG))
+    assert all("slo" not in scored.cost.parts for scored in decision.scored)
+
+
 def test_a_broken_policy_serves_the_request_and_is_counted() -> None:
     world = World("a", "b")
     booking = world.place(ask(LONG, policy="broken"))
@@ -544,6 +583,29 @@ def test_a_popular_prefix_spreads_as_load_needs_and_keeps_its_hits(decoding: boo
     inflight = [rank.booked.requests for rank in world.fleet]
     assert max(inflight) <= 1.5 * sum(inflight) / 4
     assert hits >= 0.8 * 200 * 2000
+
+
+@pytest.mark.parametrize(
+    ("own_tokens", "at_once", "engines"),
+    [(2000, False, 1), (100, True, 1), (500, True, 2), (1000, True, 4)],
+)
+def test_a_hot_prefix_is_copied_to_as_many_engines_as_its_load_needs(
+    own_tokens: int, at_once: bool, engines: int
+) -> None:
+    """Twenty requests, at once or one after the other; one engine holds their first 8,192 tokens."""
+    world = World("a", "b", "c", "d")
+    prefix = list(range(8192))
+    world.store("a", prefix)
+    chosen: list[str] = []
+    for number in range(20):
+        own = range(10_000 * (number + 1), 10_000 * (number + 1) + own_tokens)
+        booking = world.place(ask([*prefix, *own], id=f"r{number}"))
+        chosen.append(booking.instance)
+        if not at_once:
+            world.brain.progress(booking.id)
+            world.brain.release(booking.id, outcome())
+    assert len(set(chosen)) == engines
+    assert chosen.count("a") == max(chosen.count(engine) for engine in "abcd")
 
 
 def test_unequal_engines_are_used_by_their_size_and_none_is_overfilled() -> None:

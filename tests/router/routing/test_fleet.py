@@ -154,6 +154,19 @@ def test_ranks_that_cannot_be_targeted_are_one_candidate() -> None:
     assert [peer.id for peer in rank(fleet, "a").peers] == ["a/1", "a/2"]
 
 
+def test_an_hour_of_a_rank_costs_its_share_of_the_engine() -> None:
+    fleet = fleet_of(
+        instance("a", price_per_hour=32.0), instance("b"), facts=EngineFacts(served=(), rank_targeting=True)
+    )
+    assert (rank(fleet, "a").price_per_hour, rank(fleet, "b").price_per_hour) == (32.0, 0.0)
+    fleet.learn("a", EngineFacts(served=(), ranks=8, rank_targeting=True), now=1.0)
+    assert [each.price_per_hour for each in fleet.ranks("a")] == [4.0] * 8
+    fleet.learn("a", EngineFacts(served=(), ranks=2), now=2.0)  # a request ends up on one of two
+    assert rank(fleet, "a").price_per_hour == 16.0
+    fleet.add(instance("a", price_per_hour=0.0), now=3.0)
+    assert rank(fleet, "a").price_per_hour == 0.0
+
+
 def test_learning_of_fewer_ranks_hands_back_those_gone() -> None:
     fleet = fleet_of(instance("a"), facts=EngineFacts(served=(), ranks=3, rank_targeting=True))
     gone = fleet.learn("a", EngineFacts(served=(), ranks=1), now=1.0)

@@ -1,0 +1,138 @@
+"""The rule of the waiting room, worked out by hand: nothing here knows of queues."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core import Rates
+from router.routing.room_rule import RoomRule
+
+RULE = RoomRule()
+RATES = Rates(c1_ms=0.1, c2_ms=0.0)
+
+
+# --- the place in line
+
+
+@pytest.mark.parametrize(
+    ("prefill_ms", "place"),
+    [
+        (0.0, 100.0),  # all of it is cached
+        (10.0, 100.4),  # 40 × 0.01 s
+        (999.0, 139.96),
+        (1_000.0, 140.0),  # 40 × 1 s is just the most
+        (1_001.0, 140.0),
+        (60_000.0, 140.0),
+    ],
+)
+def test_a_request_stands_behind_what_is_sooner_computed_by_40_times_its_own_prefill(
+    prefill_ms: float, place: float
+) -> None:
+    assert RULE.place_in_line(100.0, prefill_ms) == pytest.approx(place, abs=1e-9)
+
+
+def test_without_a_head_start_the_line_is_in_the_order_of_arrival() -> None:
+    rule = RoomRule(head_start=0.0)
+    assert rule.place_in_line(7.0, 1e6) == 7.0
+    assert RoomRule(head_start_max_s=0.0).place_in_line(7.0, 1e6) == 7.0
+
+
+def test_without_a_bound_the_shortest_goes_first_whenever_it_came() -> None:
+    rule = RoomRule(head_start=1e6, head_start_max_s=inf)
+    assert rule.place_in_line(3_600.0, 10.0) < rule.place_in_line(0.0, 14.0)
+    assert rule.place_in_line(5.0, 0.0) == 5.0
+
+
+@given(
+    st.floats(0, 1e5),
+    st.floats(0, 1e5),
+    st.floats(0, 1e7),
+    st.floats(0, 1e7),
+)
+def test_nothing_that_arrives_later_by_more_than_the_head_start_stands_before_it(
+    first: float, later: float, first_ms: float, later_ms: float
+) -> None:
+    """By exactly that much it may stand level, and the line then goes by who came first."""
+    arrived_later = first + RULE.head_start_max_s + later
+    assert RULE.place_in_line(first, first_ms) <= RULE.place_in_line(arrived_later, later_ms)
+
+
+# --- eagerness, λ
+
+
+@pytest.mark.parametrize(
+    ("waiting_ms", "engines", "eagerness"),
+    [
+        (0.0, 1, 1.0),
+        (250.0, 1, 5.5),  # half of 0.5 s: 1 + 9 / 2
+        (500.0, 1, 10.0),
+        (501.0, 1, 10.0),
+        (1e9, 1, 10.0),
+        (250.0, 8, 1.5625),  # 250 of 4,000 ms
+        (4_000.0, 8, 10.0),
+    ],
+)
+def test_eagerness_grows_from_1_to_10_with_the_work_that_waits_for_each_engine(
+    waiting_ms: float, engines: int, eagerness: float
+) -> None:
+    assert RULE.eagerness(waiting_ms, engines) == pytest.approx(eagerness)
+
+
+# --- what an engine takes
+
+
+def test_an_engine_takes_as_much_as_it_computes_before_we_hear_of_it_and_2048_tokens_at_least() -> None:
+    assert RULE.takes_tokens(RATES) == 2_048  # 15 ms at 0.1 ms a token are 150
+    assert RoomRule(signal_delay_s=0.5).takes_tokens(RATES) == 5_000
+    assert RoomRule(signal_delay_s=0.2047).takes_tokens(RATES) == 2_048  # 2,047 by the delay
+    assert RoomRule(free_tokens=0).takes_tokens(RATES) == 150
+    assert RULE.takes_tokens(Rates(c1_ms=0.0)) == 2_048
+
+
+def test_an_h100_with_an_8b_model_takes_2048_tokens() -> None:
+    assert RULE.takes_tokens(Rates()) == 2_048  # 15 ms at 0.01983 ms a token are 756
+
+
+# --- what it has still to do
+
+
+@pytest.mark.parametrize(
+    ("tokens", "busy_ms"),
+    [
+        (0, 50.0),
+        (2_048, 50.0),
+        (2_049, 50.13),  # 1.3 × 0.1 ms
+        (6_048, 570.0),  # 1.3 × 0.1 × 4,000 + 50
+    ],
+)
+def test_what_is_waited_for_is_the_work_beyond_what_an_engine_takes(tokens: int, busy_ms: float) -> None:
+    assert RULE.busy_ms(RATES, tokens) == pytest.approx(busy_ms)
+
+
+# --- the gap
+
+
+@pytest.mark.parametrize(
+    ("prefill_ms", "rest_s"),
+    [(0.0, 0.0), (40.0, 0.04), (85.0, 0.085), (86.0, 0.085), (10_000.0, 0.085)],
+)
+def test_an_engine_rests_as_long_as_the_prefill_took_and_at_most_100_ms_less_the_signals_delay(
+    prefill_ms: float, rest_s: float
+) -> None:
+    assert RULE.rest_s(prefill_ms) == pytest.approx(rest_s)
+
+
+def test_a_signal_that_takes_longer_than_the_gap_leaves_no_rest() -> None:
+    assert RoomRule(signal_delay_s=0.1).rest_s(1_000.0) == 0.0
+    assert RoomRule(signal_delay_s=0.25).rest_s(1_000.0) == 0.0
+    assert RoomRule(gap_s=0.0).rest_s(1_000.0) == 0.0
+
+
+def test_half_a_gap_factor_halves_the_rest_after_short_prompts_only() -> None:
+    rule = RoomRule(gap_factor=0.5)
+    assert rule.rest_s(40.0) == pytest.approx(0.02)
+    assert rule.rest_s(1_000.0) == pytest.approx(0.085)
