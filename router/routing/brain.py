@@ -169,7 +169,8 @@ class Brain:
             self._learn(record.owner, outcome)
             self._ended(record.owner.ask, outcome)
             if self.room is not None:
-                self.room.answered(record.owner.ask.tenant, _decode_ms(record, outcome), _tpot_s(outcome))
+                self.room.answered(record.owner.ask.tenant, _decode_ms(record, outcome))
+                _tell_times(self.room, record, outcome)
                 self.room.wake(now)
 
     def _future_of(self, waiting: Waiting) -> asyncio.Future[Booking]:
@@ -473,9 +474,12 @@ def _decode_ms(record: Record[Placed], outcome: Outcome) -> float:
     return outcome.usage.output_tokens * step
 
 
-def _tpot_s(outcome: Outcome) -> float | None:
+def _tell_times(room: WaitingRoom, record: Record[Placed], outcome: Outcome) -> None:
     """Of a streamed answer of some length."""
-    usage = outcome.usage
-    if usage is None or outcome.ttft_s is None or usage.output_tokens < TELLING_TOKENS:
-        return None
-    return (outcome.took_s - outcome.ttft_s) / (usage.output_tokens - 1)
+    usage, tokens = outcome.usage, record.owner.ask.prompt.tokens
+    if usage is not None and outcome.ttft_s is not None and usage.output_tokens >= TELLING_TOKENS:
+        room.timed(
+            ttft_s=outcome.ttft_s,
+            tpot_s=(outcome.took_s - outcome.ttft_s) / (usage.output_tokens - 1),
+            solo_s=record.owner.rank.factor.rates.prefill_ms(tokens, tokens) / 1e3,
+        )

@@ -29,8 +29,9 @@ class RoomRule(msgspec.Struct, frozen=True):
     signal_delay_s: float = 0.015  # from a first token in the engine until it is known here
     gap_s: float = 0.1  # at most, from the end of a prefill until the next may begin, the signal's delay included
     gap_factor: float = 1.0  # but not more than so many times that prefill: short prompts make nobody wait
-    tpot_s: float = 0.05  # the gap is as short as it can be for this
-    slow_share: float = 0.05  # of all answers, which may take longer for a token
+    ttft_s: float = 1.0  # and twice its own prefill: a first token after that is late
+    tpot_s: float = 0.05  # an answer that takes longer for a token is slow
+    slow_share: float = 0.05  # so many may be more slow than late before the gap grows
     head_start: float = 40.0  # κ: seconds in line for a second of own prefill
     head_start_max_s: float = 40.0  # G
     hold: bool = True
@@ -64,8 +65,7 @@ class RoomRule(msgspec.Struct, frozen=True):
         """How long an engine rests that has just finished a prefill of `prefill_ms`, from when that is known here."""
         return max(0.0, min(gap_s - self.signal_delay_s, self.gap_factor * prefill_ms / 1e3))
 
-    def next_gap_s(self, gap_s: float, tpot_s: float) -> float:
-        """The gap after an answer with that time per token: it settles where `slow_share` of them are too slow."""
-        if tpot_s > self.tpot_s:
-            return min(self.gap_s, gap_s + (1 - self.slow_share) * GAP_STEP_S)
-        return max(0.0, gap_s - self.slow_share * GAP_STEP_S)
+    def next_gap_s(self, gap_s: float, *, slow: bool, late: bool) -> float:
+        """The gap after an answer: longer if its tokens came too slowly, shorter if its first one came too late."""
+        step = GAP_STEP_S * (slow - late) - self.slow_share * GAP_STEP_S
+        return min(self.gap_s, max(0.0, gap_s + step))

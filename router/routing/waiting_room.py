@@ -231,11 +231,15 @@ class WaitingRoom:
             self._rested[rank.target] = rested
         self.wake(now)
 
-    def answered(self, tenant: str, work_ms: float, tpot_s: float | None) -> None:
-        """A request of the tenant is over, which took so much beyond its prefill. `tpot_s`: per token, where seen."""
+    def answered(self, tenant: str, work_ms: float) -> None:
+        """A request of the tenant is over, which took so much beyond its prefill."""
         self._shares.charge(tenant, work_ms)
-        if tpot_s is not None:
-            self.gap_s = self.rule.next_gap_s(self.gap_s, tpot_s)
+
+    def timed(self, *, ttft_s: float, tpot_s: float, solo_s: float) -> None:
+        """How long an answer took for its first token, and for each further one; its prefill alone takes `solo_s`."""
+        rule = self.rule
+        slow, late = tpot_s > rule.tpot_s, ttft_s > rule.ttft_s + 2 * solo_s
+        self.gap_s = rule.next_gap_s(self.gap_s, slow=slow, late=late)
 
     def wake(self, now: float) -> None:
         """Something may have changed. What a turn of the loop brings is looked at once, after it."""
