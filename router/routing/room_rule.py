@@ -26,6 +26,7 @@ class RoomRule(msgspec.Struct, frozen=True):
     """Times in seconds."""
 
     free_tokens: int = 2_048  # an engine takes more while fewer uncached tokens are under way there
+    join_tokens: int = 512  # who adds no more than this to the prefill of a sibling may follow it to a busy engine
     signal_delay_s: float = 0.015  # from a first token in the engine until it is known here
     gap_s: float = 0.1  # at most, from the end of a prefill until the next may begin, the signal's delay included
     gap_factor: float = 1.0  # but not more than so many times that prefill: short prompts make nobody wait
@@ -37,7 +38,8 @@ class RoomRule(msgspec.Struct, frozen=True):
     hold: bool = True
     hold_factor: float = 1.3  # what an engine has still to do takes so much longer: it decodes meanwhile
     hold_slack_s: float = 0.05  # nobody is held for less
-    full_pressure_s: float = 0.5  # waiting work per engine at which λ is greatest
+    rest_pressure: float = 0.25  # from here on an engine rests as long as the gap says
+    full_pressure_s: float = 0.5  # waiting work per engine at which the pressure is 1
     eagerness_max: float = 10.0  # λ at full pressure
 
     def place_in_line(self, arrived_at: float, prefill_ms: float) -> float:
@@ -45,10 +47,14 @@ class RoomRule(msgspec.Struct, frozen=True):
         start = self.head_start * prefill_ms / 1e3
         return arrived_at + (start if start < self.head_start_max_s else self.head_start_max_s)
 
-    def eagerness(self, waiting_ms: float, engines: int) -> float:
-        """λ: what a millisecond of prefill is worth while work of `waiting_ms` waits for so many engines."""
-        pressure = waiting_ms / (engines * self.full_pressure_s * 1e3)
-        return 1.0 + (self.eagerness_max - 1.0) * (pressure if pressure < 1.0 else 1.0)
+    def pressure(self, waiting_ms: float, engines: int) -> float:
+        """0..1, while prefills of `waiting_ms` in all wait for so many engines."""
+        pressure = waiting_ms / (engines * self.full_pressure_s * 1e3) if engines else 1.0
+        return pressure if pressure < 1.0 else 1.0
+
+    def eagerness(self, pressure: float) -> float:
+        """λ: what a millisecond of prefill is worth."""
+        return 1.0 + (self.eagerness_max - 1.0) * pressure
 
     def takes_tokens(self, rates: Rates) -> int:
         """Uncached tokens under way below which an engine is free: it must not run dry before we hear of it."""
@@ -61,9 +67,13 @@ class RoomRule(msgspec.Struct, frozen=True):
         over = tokens - self.takes_tokens(rates)
         return self.hold_factor * rates.c1_ms * (over if over > 0 else 0) + self.hold_slack_s * 1e3
 
-    def rest_s(self, prefill_ms: float, gap_s: float) -> float:
-        """How long an engine rests that has just finished a prefill of `prefill_ms`, from when that is known here."""
-        return max(0.0, min(gap_s - self.signal_delay_s, self.gap_factor * prefill_ms / 1e3))
+    def rest_s(self, prefill_ms: float, gap_s: float, pressure: float) -> float:
+        """How long an engine rests that has just finished a prefill of `prefill_ms`, from when that is known here.
+
+        With little waiting there will be pauses enough by themselves.
+        """
+        longest = min(gap_s - self.signal_delay_s, self.gap_factor * prefill_ms / 1e3)
+        return max(0.0, longest * min(1.0, pressure / self.rest_pressure))
 
     def next_gap_s(self, gap_s: float, *, slow: bool, late: bool) -> float:
         """The gap after an answer: longer if its tokens came too slowly, shorter if its first one came too late."""

@@ -226,7 +226,11 @@ class WaitingRoom:
 
     def prefill_ended(self, rank: Rank, prefill_ms: float, now: float) -> None:
         """A prefill of ours is over on `rank`, or given up."""
-        rested = now + self.rule.rest_s(prefill_ms, self.gap_s)
+        if not self._waiting:
+            return
+        instance = rank.instance
+        pressure = self.rule.pressure(self._waiting_ms(instance.model), len(self._desk.ranks(instance.model, None)))
+        rested = now + self.rule.rest_s(prefill_ms, self.gap_s, pressure)
         if rested > self._rested.get(rank.target, -inf):
             self._rested[rank.target] = rested
         self.wake(now)
@@ -344,7 +348,7 @@ class WaitingRoom:
         if not targets:
             return
         by_target = {rank.target: rank for rank in ranks}
-        eagerness = self.rule.eagerness(self._waiting_ms(lane.name.model), max(1, len(ranks)))
+        eagerness = self.rule.eagerness(self.rule.pressure(self._waiting_ms(lane.name.model), len(ranks)))
         for target in targets:
             rank = by_target.get(target)
             lane.let_go(target, inf if rank is None else self._busy_ms(rank) / eagerness)
@@ -359,12 +363,12 @@ class WaitingRoom:
         else:
             waiting.prefill_ms = least
             waiting_ms = self._waiting_ms(waiting.ask.model) + least
-        free = [i for i, rank in enumerate(ranks) if self._is_free(rank, now)]
+        free = [i for i, rank in enumerate(ranks) if self._is_free(rank, now) or self._can_join(candidates[i], tokens)]
         if not free or len(free) == len(ranks) or not self.rule.hold:
             return _Verdict(free)
         best = min(free, key=work.__getitem__)
         there, hit = candidates[best].rates, candidates[best].hit_tokens
-        eagerness = self.rule.eagerness(waiting_ms, len(ranks))
+        eagerness = self.rule.eagerness(self.rule.pressure(waiting_ms, len(ranks)))
         held_for, gain_ms, most = None, 0.0, 0.0
         for rank, candidate in zip(ranks, candidates, strict=True):
             if candidate.hit_tokens > hit and not self._is_free(rank, now):
@@ -385,7 +389,11 @@ class WaitingRoom:
         tokens = rank.booked.prefill_tokens
         if tokens and tokens >= self.rule.takes_tokens(rank.factor.rates) * (1 + len(rank.peers)):
             return False
-        return not self._waiting or now >= self._rested.get(rank.target, -inf)  # a rest is for when there is a line
+        return now >= self._rested.get(rank.target, -inf)
+
+    def _can_join(self, candidate: Candidate, tokens: int) -> bool:
+        """Its prompt is being computed there for a sibling: behind that it takes no time of the engine's to speak of."""
+        return 2 * candidate.expected_tokens >= tokens and tokens - candidate.hit_tokens <= self.rule.join_tokens
 
     def _next_change(self, now: float) -> float:
         """When some engine has rested, or something is to be looked at again in any case."""

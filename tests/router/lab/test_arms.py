@@ -42,14 +42,14 @@ def test_shortest_first_without_bound_lets_any_shorter_prompt_pass() -> None:
     wspt = rule("wspt")
     assert wspt.place_in_line(7_200.0, 10.0) < wspt.place_in_line(0.0, 20.0)
     assert wspt.head_start_max_s == inf
-    assert (wspt.hold, wspt.rest_s(1_000.0)) == (False, 0.0)
+    assert (wspt.hold, wspt.gap_s) == (False, 0.0)
 
 
 def test_in_the_order_of_arrival_nobody_has_a_head_start() -> None:
     for mode, holds in (("fcfs", False), ("hold", True)):
         found = rule(mode)
         assert found.place_in_line(5.0, 1e6) == 5.0
-        assert (found.hold, found.rest_s(1_000.0)) == (holds, 0.0)
+        assert (found.hold, found.gap_s) == (holds, 0.0)
 
 
 def test_a_policy_may_be_named_by_module_and_attribute() -> None:

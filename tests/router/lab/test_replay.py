@@ -8,6 +8,7 @@ from math import inf
 from typing import Any
 from zlib import crc32
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -229,17 +230,18 @@ def test_where_events_are_lost_the_first_token_tells() -> None:
 
 
 def test_an_answer_that_is_not_streamed_tells_nothing_but_its_end() -> None:
-    """300 ms were expected of the first; that is when the next is sent, give or take a tick of 50 ms."""
+    """300 ms are expected of the first, though it takes 10: the next is sent within a tick of 50 ms, after a rest."""
+    rates = msgspec.structs.replace(RATES, n0_tokens=5_000)
     found = by_id(
         replay(
             request("one", 0.0, 3_000, 90), request("two", 0.1, 1_000), room=RoomRule(), event_loss=1.0,
-            not_streamed=1.0,
+            not_streamed=1.0, spec=EngineSpec(msgspec.structs.replace(PROFILE, rates=rates)),
         )
     )  # fmt: skip
     placed_at = found["two"].placed_at
     assert placed_at is not None
     assert 0.300 + REST_S <= placed_at <= 0.350 + REST_S + 1e-9
-    assert found["one"].first_token_at == pytest.approx(0.310)  # by the engine's own clock all the same
+    assert found["one"].first_token_at == pytest.approx(0.010)  # by the engine's own clock all the same
 
 
 def test_the_rule_knows_the_delay_of_the_replays_signals() -> None:
@@ -417,15 +419,29 @@ def test_those_in_the_room_when_the_last_engine_dies_try_again_too() -> None:
 def test_an_outage_that_is_over_before_anybody_knows_of_it_is_over() -> None:
     found = by_id(
         replay(
+            request("before", 0.0, 1_000, blocks=range(10)),
             request("lost", 0.495, 1_000),
-            request("after", 1.0, 1_000),
+            request("after", 1.0, 1_050, blocks=range(11)),
             engines=2,
             policy=InOrder(),
             outages=[Outage(0, at_s=0.5, back_s=0.51)],
         )
     )
     assert (found["lost"].engine, found["lost"].retries) == (1, 1)
-    assert found["after"].engine == 0
+    assert (found["after"].engine, found["after"].hit_tokens, found["after"].predicted_hit_tokens) == (0, 0, 0)
+
+
+def test_an_engine_that_is_back_takes_who_waits_at_once() -> None:
+    found = by_id(
+        replay(
+            request("busy", 1.0, 90_000),
+            request("waits", 1.1, 1_000),
+            engines=2,
+            outages=[Outage(0, at_s=0.5, back_s=2.345)],
+            room=RoomRule(),
+        )
+    )
+    assert (found["waits"].engine, found["waits"].placed_at) == (0, 2.345)
 
 
 def test_of_a_fleet_that_never_comes_back_clients_have_enough_after_ten_minutes() -> None:
@@ -449,8 +465,12 @@ def test_lost_events_leave_hits_unpredicted_but_delivered() -> None:
     ]
     heard = replay(*prompts).served
     assert [(one.predicted_hit_tokens, one.hit_tokens) for one in heard] == [(0, 0), (1_000, 1_000), (1_000, 1_000)]
-    lost = replay(*prompts, event_loss=1.0).served
+    replaying = prepared(*prompts, event_loss=1.0)
+    lost = replaying.run().served
     assert [(one.predicted_hit_tokens, one.hit_tokens) for one in lost] == [(0, 0), (1_000, 1_000), (0, 1_000)]
+    confidence = replaying._fleet.ranks("e0")[0].confidence
+    assert confidence is not None
+    assert any("lost in the replay" in reason for reason in confidence.reasons())
 
 
 # --- what is learned

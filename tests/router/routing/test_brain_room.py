@@ -185,6 +185,17 @@ async def test_siblings_go_together_and_all_but_the_first_hit_what_it_leaves() -
     assert [booking.predicted_hit_tokens for booking in bookings] == [0, 2_032, 2_032, 2_032]
 
 
+async def test_a_tenant_pays_for_its_siblings_what_is_left_of_them() -> None:
+    lobby = Lobby("a")
+    busy = lobby.booked(ask(text(0), tenant="other"))
+    for number in range(4):
+        lobby.waits(ask(LONG, id=f"s{number}", tenant="family"))
+    lobby.first_token(busy)
+    lobby.run_for(0.1)
+    assert len(lobby.room) == 0
+    assert LONG_MS < lobby.room._shares.start("family") < 1.1 * LONG_MS
+
+
 async def test_a_request_waits_for_the_busy_engine_that_the_index_says_holds_its_prefix() -> None:
     """20,000 tokens are 556 ms of prefill, all of which is saved on a; that has 1.3 × 0.01983 × 1,024 + 50 = 76 ms."""
     lobby = Lobby("a", "b")
@@ -214,8 +225,8 @@ async def test_who_waits_for_an_engine_that_dies_goes_elsewhere() -> None:
 async def test_what_a_tenants_answers_took_counts_against_it() -> None:
     """Both have had one prompt; the talker's was answered at length."""
     lobby = Lobby("a")
-    for tenant, tokens in (("talker", 5_000), ("reader", 1)):
-        booking = lobby.booked(ask(text(0), tenant=tenant))
+    for number, (tenant, tokens) in enumerate((("talker", 5_000), ("reader", 1))):
+        booking = lobby.booked(ask(text(10 + number), tenant=tenant))
         lobby.first_token(booking)
         lobby.brain.release(booking.id, outcome(tenant=tenant, usage=Usage(2_048, tokens, 0)))
     busy = lobby.booked(ask(text(1), tenant="other"))
@@ -224,6 +235,38 @@ async def test_what_a_tenants_answers_took_counts_against_it() -> None:
     lobby.first_token(busy)
     lobby.run_for(0.1)
     assert (reader.done(), talker.done()) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("told", "step_ms"),
+    [
+        ({"ttft_s": 2.0, "took_s": 2.1, "usage": Usage(2_048, 8, 0)}, -4.2),  # late: more than 1 s and 2 × 42 ms
+        ({"ttft_s": 1.0, "took_s": 1.36, "usage": Usage(2_048, 8, 0)}, 3.8),  # slow: 7 tokens in 360 ms
+        ({"ttft_s": 1.0, "took_s": 1.34, "usage": Usage(2_048, 8, 0)}, -0.2),
+        ({"ttft_s": 2.0, "took_s": 9.0, "usage": Usage(2_048, 7, 0)}, 0.0),  # too short to tell
+        ({"ttft_s": None, "took_s": 9.0, "usage": Usage(2_048, 8, 0)}, 0.0),
+        ({"ttft_s": 2.0, "took_s": 9.0, "usage": None}, 0.0),
+    ],
+)
+async def test_what_answers_took_moves_the_gap(told: dict[str, Any], step_ms: float) -> None:
+    lobby = Lobby("a")
+    booking = lobby.booked(ask(text(0)))
+    lobby.room.gap_s = 0.05
+    lobby.brain.release(booking.id, outcome(input_tokens=2_048, queue_s=told["ttft_s"] or 0.0, **told))
+    assert lobby.room.gap_s == pytest.approx(0.05 + step_ms / 1e3)
+
+
+async def test_an_answer_that_clears_an_engine_of_suspicion_makes_room_at_once() -> None:
+    lobby = Lobby("a", "b")
+    by_instance = {booking.instance: booking for booking in (lobby.booked(ask(text(number))) for number in range(2))}
+    lobby.first_token(by_instance["a"])
+    lobby.fleet.suspect(lobby.rank("a"), "refused a connection", now=lobby.now)
+    waiting = lobby.waits(ask(text(2)))
+    lobby.run_for(1.2)
+    assert not waiting.done()
+    lobby.brain.release(by_instance["a"].id, outcome())
+    lobby.run_for(0.0)
+    assert waiting.result().instance == "a"
 
 
 async def test_a_second_attempt_goes_first_and_elsewhere() -> None:

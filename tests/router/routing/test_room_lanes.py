@@ -182,6 +182,17 @@ def test_one_that_moves_up_and_down_behind_a_first_that_never_does() -> None:
     assert len(lane._line._entries) <= MOST_STALE + 2 * 2 + 1
 
 
+def test_one_that_is_held_again_and_again_beside_one_that_stays() -> None:
+    lane = Lane(NAME)
+    stays, moves = entered(lane, 0.0, 1.0)
+    lane.hold(stays, A, 1.0)
+    for _ in range(10_000):
+        lane.hold(moves, A, 2.0)
+    held = lane._held[A]
+    assert len(held.by_place._entries) <= MOST_STALE + 2 * 2 + 1
+    assert len(held.by_gain._entries) <= MOST_STALE + 2 * 2 + 1
+
+
 class Stood(NamedTuple):
     """Where the list has somebody. `order`: place or gain, and how many had moved before."""
 

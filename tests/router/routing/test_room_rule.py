@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core import Rates
-from router.routing.room_rule import RoomRule
+from router.routing.room_rule import GAP_STEP_S, RoomRule
 
 RULE = RoomRule()
 RATES = Rates(c1_ms=0.1, c2_ms=0.0)
@@ -123,16 +123,42 @@ def test_what_is_waited_for_is_the_work_beyond_what_an_engine_takes(tokens: int,
 def test_an_engine_rests_as_long_as_the_prefill_took_and_at_most_100_ms_less_the_signals_delay(
     prefill_ms: float, rest_s: float
 ) -> None:
-    assert RULE.rest_s(prefill_ms) == pytest.approx(rest_s)
+    assert RULE.rest_s(prefill_ms, 0.1) == pytest.approx(rest_s)
 
 
 def test_a_signal_that_takes_longer_than_the_gap_leaves_no_rest() -> None:
-    assert RoomRule(signal_delay_s=0.1).rest_s(1_000.0) == 0.0
-    assert RoomRule(signal_delay_s=0.25).rest_s(1_000.0) == 0.0
-    assert RoomRule(gap_s=0.0).rest_s(1_000.0) == 0.0
+    assert RoomRule(signal_delay_s=0.1).rest_s(1_000.0, 0.1) == 0.0
+    assert RoomRule(signal_delay_s=0.25).rest_s(1_000.0, 0.1) == 0.0
+    assert RULE.rest_s(1_000.0, 0.015) == RULE.rest_s(1_000.0, 0.0) == 0.0
 
 
 def test_half_a_gap_factor_halves_the_rest_after_short_prompts_only() -> None:
     rule = RoomRule(gap_factor=0.5)
-    assert rule.rest_s(40.0) == pytest.approx(0.02)
-    assert rule.rest_s(1_000.0) == pytest.approx(0.085)
+    assert rule.rest_s(40.0, 0.1) == pytest.approx(0.02)
+    assert rule.rest_s(1_000.0, 0.1) == pytest.approx(0.085)
+
+
+@pytest.mark.parametrize(
+    ("slow", "late", "step"),
+    [
+        (True, False, 0.95),
+        (False, True, -1.05),
+        (True, True, -0.05),  # to rest more would make first tokens later still
+        (False, False, -0.05),
+    ],
+)
+def test_the_gap_grows_with_slow_tokens_and_shrinks_with_late_first_ones(slow: bool, late: bool, step: float) -> None:
+    assert RULE.next_gap_s(0.05, slow=slow, late=late) == pytest.approx(0.05 + step * GAP_STEP_S)
+
+
+def test_the_gap_stays_between_nothing_and_the_most() -> None:
+    assert RULE.next_gap_s(0.1, slow=True, late=False) == 0.1
+    assert RULE.next_gap_s(0.0, slow=False, late=True) == 0.0
+    assert RoomRule(gap_s=0.0).next_gap_s(0.0, slow=True, late=False) == 0.0
+
+
+def test_one_slow_answer_in_twenty_keeps_the_gap_as_it_is() -> None:
+    gap_s = 0.05
+    for number in range(200):
+        gap_s = RULE.next_gap_s(gap_s, slow=number % 20 == 0, late=False)
+    assert gap_s == pytest.approx(0.05)
