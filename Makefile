@@ -4,10 +4,10 @@ VENV := .venv
 ENGINES ?= engines
 BIN := $(VENV)/bin
 
-.PHONY: help run install dev lock test check fix bench test-real clean
+.PHONY: help run install dev lock test check fix bench bench-policies test-real clean
 
 help:            ## this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 # Two steps: the locked dependencies, each checked by its hash, then the project itself without asking for anything more.
 $(VENV)/.run: requirements.lock pyproject.toml
@@ -41,6 +41,9 @@ fix: $(VENV)/.dev       ## formats and mends what can be mended
 
 bench: $(VENV)/.dev     ## speed of every hot step, each beside its baseline (about 6 minutes)
 	$(BIN)/python -m tests.bench $(ARGS)
+
+bench-policies: $(VENV)/.dev ## all policies on recorded and made workloads, ARGS="--traces FOLDER": what kv_aware promises (about 45 minutes)
+	$(BIN)/python -m tests.policy_grid $(ARGS)
 
 test-real: $(VENV)/.dev ## real vLLM and SGLang servers on this CPU, ENGINES=folder with start_vllm.sh and start_sglang.sh (about 25 minutes)
 	$(BIN)/python -m tests.real --engines $(ENGINES) $(ARGS)

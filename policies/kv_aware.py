@@ -66,7 +66,7 @@ class KvAware:
                 if candidate.waiting > requests:
                     queue = queue_ms(snapshot, candidate)
                 if candidate.kv_usage:
-                    pinned = candidate.kv_usage * capacity
+                    pinned = candidate.kv_usage * capacity + candidate.unreported_kv_tokens
                 if candidate.running > batch:
                     batch = candidate.running
             c1, c2, uncached, missing = rates.c1_ms, rates.c2_ms, tokens - hit, best - hit

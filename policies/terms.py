@@ -86,7 +86,7 @@ def neighbours_ms(own_prefill_ms: float, decoding: int) -> float:
 def pinned_tokens(candidate: Candidate) -> float:
     """KV memory that cannot be given away: the engine's word, which counts shared blocks once; else what we booked."""
     if candidate.kv_usage and candidate.load_age_s <= STALE_LOAD_S:
-        return candidate.kv_usage * candidate.capacity_tokens
+        return candidate.kv_usage * candidate.capacity_tokens + candidate.unreported_kv_tokens
     return candidate.booked_kv_tokens
 
 

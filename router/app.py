@@ -63,6 +63,7 @@ log = logging.getLogger("warmroute")
 SWITCH_INTERVAL_S = 0.0005  # a thread that tokenizes gives the loop its turn ten times as often as by default
 DRAIN_S = 30.0
 ADMIN_START_S = 30.0
+TIMER_S = 0.0005  # uvloop rounds to whole milliseconds: half of its timers would come too early
 
 AdminMode = Literal["process", "inline", "off"]
 CallAt = Callable[[float, Callable[[], None]], None]
@@ -329,7 +330,7 @@ def _timer(clock: Callable[[], float]) -> CallAt:
     def call_at(when: float, call: Callable[[], None]) -> None:
         after = when - clock()
         if after > 0:
-            loop.call_later(after, call)
+            loop.call_later(after + TIMER_S, call)
         else:
             loop.call_soon(call)
 

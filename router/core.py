@@ -259,6 +259,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     booked_prefills: int = 0  # of booked_requests, those not past their first token
     recent_tokens: int = 0  # uncached tokens we sent there lately, decayed: what has turned its cache over
     price_per_hour: float = 0.0  # money for an hour of this rank; 0: unknown, or free
+    unreported_kv_tokens: int = 0  # what was placed there since the engine last told its kv_usage, less what ended
 
     @property
     def id(self) -> str:

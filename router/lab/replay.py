@@ -309,7 +309,7 @@ class Replay:
             engine.submit(going.request, self.now)
         except DoesNotFit:
             del self._going[going.request]
-            self._brain.release(booking.id, self._outcome(going, failed=False))
+            self._brain.release(booking.id, self._refused(going))
             self._refuse(going, WarmrouteError("does not fit", code="does_not_fit"))
 
     def _refuse(self, going: _Going, error: WarmrouteError) -> None:
@@ -383,6 +383,11 @@ class Replay:
             error="engine_no_answer" if failed else "",
         )  # fmt: skip
 
+    def _refused(self, going: _Going) -> Outcome:
+        """The engine's word that it can't be: nothing was computed, and nothing is learned."""
+        outcome = self._outcome(going, failed=False)
+        return msgspec.structs.replace(outcome, status=400, usage=None, delivered_hit_tokens=None, ttft_s=None)
+
     def _heard(self, number: int, events: Sequence[object]) -> None:
         rank = self._fleet.ranks(f"e{number}")[0]
         slot, copies = rank.slot, self._copies[number]
@@ -429,7 +434,7 @@ class Replay:
         self._at(self.now + _LOAD_EVERY_S, self._report_loads)
 
     def _take_load(self, number: int, load: Load) -> None:
-        self._fleet.ranks(f"e{number}")[0].load = load
+        self._fleet.hear(self._fleet.ranks(f"e{number}")[0], load)
 
     # -- engines that die
 
@@ -460,7 +465,9 @@ class Replay:
             return
         self._brain.release(booking.id, self._outcome(going, failed=True))
         going.booking = None
-        if going.served.first_token_at is not None:  # the client has seen part of an answer: it is broken off
+        if (
+            going.served.first_token_at is not None and going.streams
+        ):  # the client has seen part of an answer: it is broken off
             self._refuse(going, WarmrouteError("broken off", code="broken_off"))
             return
         if going.served.retries:

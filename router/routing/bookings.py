@@ -40,6 +40,7 @@ class Record(msgspec.Struct, Generic[Owner], eq=False):
     prefill_tokens: int
     kv_tokens: int
     last_key: int | None
+    fresh_tokens: int = 0  # of kv_tokens, those that nothing holds yet
     bucket: Bucket[Owner] | None = None  # where its deadline lies
     took_us: int = 0  # from the end of the prefill before it, or its own begin, to its end; 0 for one that ended behind
 
@@ -47,11 +48,22 @@ class Record(msgspec.Struct, Generic[Owner], eq=False):
 class Booked(Generic[Owner]):
     """Totals of one rank: what has been placed there and not been taken back."""
 
-    __slots__ = ("awaited", "head", "head_since", "kv_tokens", "prefill_tokens", "prefill_us", "prefills", "requests")
+    __slots__ = (
+        "awaited",
+        "fresh_tokens",
+        "head",
+        "head_since",
+        "kv_tokens",
+        "prefill_tokens",
+        "prefill_us",
+        "prefills",
+        "requests",
+    )
 
     def __init__(self) -> None:
         self.requests = 0
         self.kv_tokens = 0
+        self.fresh_tokens = 0
         self.prefill_tokens = 0
         self.prefill_us = 0
         self.prefills: Bucket[Owner] = {}  # by age: engines admit first come, first served
@@ -73,6 +85,7 @@ class Booked(Generic[Owner]):
     def add(self, record: Record[Owner]) -> None:
         self.requests += 1
         self.kv_tokens += record.kv_tokens
+        self.fresh_tokens += record.fresh_tokens
         self.prefill_tokens += record.prefill_tokens
         self.prefill_us += record.prefill_us
         self.prefills[record.id] = record
@@ -104,6 +117,7 @@ class Booked(Generic[Owner]):
         ended = self.end_prefill(record, now)
         self.requests -= 1
         self.kv_tokens -= record.kv_tokens
+        self.fresh_tokens -= record.fresh_tokens
         return ended
 
 
@@ -133,6 +147,7 @@ class Bookings(Generic[Owner]):
         prefill_ms: float,
         prefill_tokens: int,
         kv_tokens: int,
+        fresh_tokens: int = 0,
         last_key: int | None = None,
         streams: bool = True,
     ) -> Record[Owner]:
@@ -140,7 +155,7 @@ class Bookings(Generic[Owner]):
         id = self._next_id
         self._next_id = id + 1
         prefill_us = round(prefill_ms * 1e3)
-        record = Record(id, booked, owner, now, streams, prefill_us, prefill_tokens, kv_tokens, last_key)
+        record = Record(id, booked, owner, now, streams, prefill_us, prefill_tokens, kv_tokens, last_key, fresh_tokens)
         predicted_s = (booked.prefill_ms(now) + prefill_ms) / 1e3
         booked.add(record)
         self._records[id] = record

@@ -27,10 +27,8 @@ from router.routing.room_lanes import Waiting
 from router.routing.room_rule import RoomRule
 from router.routing.sent import SentIndex
 from router.routing.shadow import Shadows
-from router.routing.waiting_room import Look, RoomLimits, WaitingRoom
+from router.routing.waiting_room import EXPECTED_OUTPUT_TOKENS, Look, RoomLimits, WaitingRoom
 
-EXPECTED_OUTPUT_TOKENS = 256
-"""Of an answer nothing is known of; a request's own limit counts where it is lower."""
 FURTHER_ATTEMPTS = 8
 RETRY_AFTER_S = 2.0
 UNREACHABLE_S = 5.0
@@ -291,6 +289,7 @@ class Brain:
             prefill_ms=prefill_ms,
             prefill_tokens=uncached,
             kv_tokens=tokens + _output_tokens(ask) * ask.choices,
+            fresh_tokens=uncached + _output_tokens(ask) * ask.choices,
             last_key=_last_new_key(rank, prompt, keys, held_tokens=held, size=size),
             streams=ask.stream,
         )

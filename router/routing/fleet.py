@@ -56,6 +56,7 @@ class Rank:
         "facts",
         "failures",
         "fits_tokens",
+        "fresh_tokens_then",
         "has_events",
         "health",
         "hit_rule",
@@ -107,6 +108,7 @@ class Rank:
         self.suspect_until = -inf
         self.suspicion = ""
         self.load = Load(at=now)
+        self.fresh_tokens_then = 0  # what we had booked when it told that load
         self.peers: tuple[Rank, ...] = ()  # further ranks that a request sent here may end up on
         self.booked: Booked[Any] = Booked()
         self.recent = Recent()
@@ -258,6 +260,11 @@ class Fleet:
             if rank.health is Health.DRAINING:
                 rank.health, rank.reason, rank.since = Health.UNKNOWN, "not heard of since it drained", now
         self._changed()
+
+    def hear(self, rank: Rank, load: Load) -> None:
+        """The engine's word on itself."""
+        rank.load = load
+        rank.fresh_tokens_then = rank.booked.fresh_tokens
 
     def suspect(self, rank: Rank, reason: str, *, now: float, for_s: float = SUSPECT_S) -> None:
         """Avoid `rank` for a while, as long as others can serve: it took a request and gave no sign of life."""

@@ -78,6 +78,7 @@ class Holdings:
                     len(booked.prefills),
                     int(recent.faded if now < recent.until else recent.tokens(now)),
                     rank.price_per_hour,
+                    booked.fresh_tokens - rank.fresh_tokens_then,
                 )
             )
         return tuple(candidates)

@@ -7,7 +7,7 @@ head start  what is soon computed goes first, but only so far: request r stands 
             arrival + min(κ · m_r, G), m_r its own prefill on the engine that holds most of it. Nothing that arrives
             more than G later can overtake it.
 hold        a request waits for the busy engine that holds its prefix while λ · (prefill there saved) is more than what
-            that engine has still to do. λ grows from 1 to 10 with the work that waits: the longer the line, the more
+            that engine has still to do. λ grows from 2 to 10 with the work that waits: the longer the line, the more
             every token computed twice costs the others.
 gap         while others wait, an engine that has just finished a prefill gets a short rest, so that those who decode
             there move on; no longer than their time per token needs, since it costs throughput.
@@ -35,11 +35,13 @@ class RoomRule(msgspec.Struct, frozen=True):
     slow_share: float = 0.05  # so many may be more slow than late before the gap grows
     head_start: float = 40.0  # κ: seconds in line for a second of own prefill
     head_start_max_s: float = 40.0  # G
+    memory_patience_s: float = 6.0  # so long a request waits for an engine whose KV memory has room for all of it
     hold: bool = True
     hold_factor: float = 1.3  # what an engine has still to do takes so much longer: it decodes meanwhile
     hold_slack_s: float = 0.05  # nobody is held for less
     rest_pressure: float = 0.25  # from here on an engine rests as long as the gap says
     full_pressure_s: float = 0.5  # waiting work per engine at which the pressure is 1
+    eagerness_min: float = 2.0  # λ while nobody waits: a second copy also pushes out what others would have hit
     eagerness_max: float = 10.0  # λ at full pressure
 
     def place_in_line(self, arrived_at: float, prefill_ms: float) -> float:
@@ -54,7 +56,7 @@ class RoomRule(msgspec.Struct, frozen=True):
 
     def eagerness(self, pressure: float) -> float:
         """λ: what a millisecond of prefill is worth."""
-        return 1.0 + (self.eagerness_max - 1.0) * pressure
+        return self.eagerness_min + (self.eagerness_max - self.eagerness_min) * pressure
 
     def takes_tokens(self, rates: Rates) -> int:
         """Uncached tokens under way below which an engine is free: it must not run dry before we hear of it."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from math import inf
 from typing import NamedTuple, Protocol
 
@@ -23,6 +24,15 @@ from router.routing.room_lanes import Lane, LaneName, Target, Waiting
 from router.routing.room_rule import RoomRule
 from router.routing.tenant_shares import TenantShares
 
+FAMILY = 16
+"""Siblings that leave together; what comes behind them is looked at anew: no engine is to get hundreds at once."""
+SET_ASIDE = 8
+"""After so many that nobody can take just now, those behind them wait too: no look is to become a look at all."""
+FULL = 0.95
+"""Share of its KV memory in use from which on an engine has no room for anybody."""
+EXPECTED_OUTPUT_TOKENS = 256
+"""Of an answer nothing is known of; a request's own limit counts where it is lower."""
+AGAIN_AT_ONCE = 16
 LOOK_AGAIN_S = 0.5
 """Engines come back, estimates run out: what nothing reports is looked at so often while somebody waits."""
 
@@ -107,6 +117,8 @@ class WaitingRoom:
         self._waiting: dict[Waiting, None] = {}  # by age
         self._twins: dict[tuple[LaneName, int, int], dict[Waiting, None]] = {}
         self._body_bytes = 0
+        self._unfit: dict[Waiting, None] = {}  # that no free engine could take when they were looked at, by age
+        self._looked_again_at = -inf
         self._rested: dict[Target, float] = {}  # when a rank that finished a prefill may begin the next
         self._due = inf  # when we are called back
 
@@ -136,30 +148,33 @@ class WaitingRoom:
         if not self._waiting and verdict.free and verdict.held_for is None:
             self.stats.placed_at_once += 1
             return self._book(ask, look, verdict.free, waiting.prefill_ms, now)
-        self._refuse_if_full(ask, look, waiting)
         self._enter(waiting)
         self._work(now)
         if waiting.booking is not None:
             self.stats.placed_at_once += 1
             return waiting.booking
+        refusal = self._refusal(waiting, look)
+        if refusal is not None:
+            self.stats.refused += 1
+            self._leave(waiting)
+            raise refusal
         return waiting
 
-    def _refuse_if_full(self, ask: Ask, look: Look, waiting: Waiting) -> None:
+    def _refusal(self, waiting: Waiting, look: Look) -> RoomFull | None:
+        """Why it may not stay: it stands in line already."""
         limits = self.limits
-        backlog_s = self._backlog_s(ask, look)
-        if len(self._waiting) >= limits.requests or self._body_bytes + ask.body_bytes > limits.body_bytes:
-            full = RoomFull("Too many requests are waiting for an engine.", retry_after_s=max(1.0, backlog_s))
-        elif backlog_s > limits.wait_s:
-            full = RoomFull("No engine would be free in time.", retry_after_s=backlog_s - limits.wait_s + 1.0)
-        else:
-            return
-        self.stats.refused += 1
-        raise full
+        backlog_s = self._backlog_s(waiting, look)
+        if len(self._waiting) > limits.requests or self._body_bytes > limits.body_bytes:
+            return RoomFull("Too many requests are waiting for an engine.", retry_after_s=max(1.0, backlog_s))
+        if backlog_s > limits.wait_s:
+            return RoomFull("No engine would be free in time.", retry_after_s=backlog_s - limits.wait_s + 1.0)
+        return None
 
-    def _backlog_s(self, ask: Ask, look: Look) -> float:
-        """Until everything is computed that waits now and is not less urgent, by all engines together."""
+    def _backlog_s(self, waiting: Waiting, look: Look) -> float:
+        """Until everything is computed that waited before it and is not less urgent, by all engines together."""
+        ask = waiting.ask
         lanes = [lane for lane in self._lanes.values() if lane.name.priority >= ask.priority]
-        waiting_ms = sum([lane.waiting_ms for lane in lanes if lane.name.model == ask.model])
+        waiting_ms = sum([lane.waiting_ms for lane in lanes if lane.name.model == ask.model]) - waiting.prefill_ms
         return (waiting_ms + sum([c.booked_prefill_ms for c in look.candidates])) / len(look.candidates) / 1e3
 
     def _enter(self, waiting: Waiting) -> None:
@@ -186,6 +201,7 @@ class WaitingRoom:
 
     def _leave(self, waiting: Waiting) -> None:
         del self._waiting[waiting]
+        self._unfit.pop(waiting, None)
         self._body_bytes -= waiting.ask.body_bytes
         lane = waiting.lane
         assert lane is not None, "who waits stands in a lane"
@@ -250,10 +266,6 @@ class WaitingRoom:
         if self._waiting:
             self._call_back(now)
 
-    def forget(self, target: Target) -> None:
-        """The rank is gone."""
-        self._rested.pop(target, None)
-
     # -- at work
 
     def _call_back(self, when: float) -> None:
@@ -271,6 +283,8 @@ class WaitingRoom:
         if now >= self._desk.due:
             self._desk.sweep(now)
         self._expire(now)
+        if self._unfit and now >= self._looked_again_at + LOOK_AGAIN_S:
+            self._look_again(now)
         set_aside: list[Waiting] = []
         while self._send_next(set_aside, now):
             pass
@@ -279,6 +293,14 @@ class WaitingRoom:
                 waiting.lane.line_up(waiting)
         if self._waiting:
             self._call_back(self._next_change(now))
+
+    def _look_again(self, now: float) -> None:
+        """What was in their way may be over: an engine was suspected, or its memory was full."""
+        self._looked_again_at = now
+        for waiting in list(islice(self._unfit, AGAIN_AT_ONCE)):
+            del self._unfit[waiting]
+            if waiting.lane is not None:
+                waiting.lane.line_up(waiting)
 
     def _expire(self, now: float) -> None:
         while (oldest := next(iter(self._waiting), None)) is not None:
@@ -303,7 +325,7 @@ class WaitingRoom:
         if not free and ranks:
             return False
         self._let_go(lane, ranks)
-        while (waiting := lane.first(free)) is not None:
+        while (waiting := lane.first(free)) is not None and self._may_pass(waiting, set_aside):
             try:
                 look = self._desk.look(waiting.ask, now)
             except NoEngine as error:
@@ -316,21 +338,28 @@ class WaitingRoom:
                 lane.line_up(waiting)  # its prefix has gone: others may come first now
                 if lane.first(free) is not waiting:
                     continue
-            if not verdict.free:
+            if verdict.held_for is not None:
+                lane.hold(waiting, verdict.held_for, verdict.gain_ms)
+                if not verdict.free:
+                    self._unfit[waiting] = None
+            elif not verdict.free:
                 lane.take_out(waiting)
                 set_aside.append(waiting)
-            elif verdict.held_for is not None:
-                lane.hold(waiting, verdict.held_for, verdict.gain_ms)
             else:
                 self._send_with_twins(lane, waiting, look, verdict.free, now)
                 return True
         return False
 
+    def _may_pass(self, waiting: Waiting, set_aside: Sequence[Waiting]) -> bool:
+        """Whether it may go before those that nobody can take just now."""
+        bound_s = self.rule.head_start_max_s
+        return len(set_aside) < SET_ASIDE and all([waiting.arrived_at < w.arrived_at + bound_s for w in set_aside])
+
     def _send_with_twins(self, lane: Lane, waiting: Waiting, look: Look, among: Sequence[int], now: float) -> None:
         """Siblings of a best-of-n go where the first goes: there its prompt is about to be held."""
         name = _name_of_prompt(waiting, lane.name)
         booking = self._send(waiting, look, among, now)
-        for twin in list(self._twins.get(name, ())) if name is not None else ():
+        for twin in list(islice(self._twins.get(name, ()), FAMILY)) if name is not None else ():
             try:
                 look = self._desk.look(twin.ask, now)
             except NoEngine:
@@ -363,21 +392,39 @@ class WaitingRoom:
         else:
             waiting.prefill_ms = least
             waiting_ms = self._waiting_ms(waiting.ask.model) + least
-        free = [i for i, rank in enumerate(ranks) if self._is_free(rank, now) or self._can_join(candidates[i], tokens)]
-        if not free or len(free) == len(ranks) or not self.rule.hold:
+        idle = [self._is_free(rank, now) for rank in ranks]
+        patience_over = now - waiting.arrived_at > self.rule.memory_patience_s  # the engine makes room, as it comes
+        output = waiting.ask.max_output_tokens
+        needed = tokens + (EXPECTED_OUTPUT_TOKENS if output is None else min(output, EXPECTED_OUTPUT_TOKENS))
+        free = [
+            i
+            for i, candidate in enumerate(candidates)
+            if (idle[i] or self._can_join(candidate, tokens)) and (patience_over or _has_memory(candidate, needed))
+        ]
+        if not free:
+            return self._for_the_soonest(ranks, idle)
+        if len(free) == len(ranks) or not self.rule.hold:
             return _Verdict(free)
         best = min(free, key=work.__getitem__)
         there, hit = candidates[best].rates, candidates[best].hit_tokens
         eagerness = self.rule.eagerness(self.rule.pressure(waiting_ms, len(ranks)))
         held_for, gain_ms, most = None, 0.0, 0.0
-        for rank, candidate in zip(ranks, candidates, strict=True):
-            if candidate.hit_tokens > hit and not self._is_free(rank, now):
+        for i, candidate in enumerate(candidates):
+            if candidate.hit_tokens > hit and not idle[i]:
+                rank = ranks[i]
                 # Only what is cached counts: to wait for an engine that seems a little faster, all would wait.
                 gain = work[best] - there.prefill_ms(tokens - candidate.hit_tokens, tokens)
                 profit = eagerness * gain - self._busy_ms(rank)
                 if profit > most:
                     held_for, gain_ms, most = rank.target, gain, profit
         return _Verdict(free, held_for, gain_ms)
+
+    def _for_the_soonest(self, ranks: Sequence[Rank], idle: Sequence[bool]) -> _Verdict:
+        """Nobody who is free can take it: for the busy one that will be free first, if any is busy."""
+        busy = [rank for rank, is_idle in zip(ranks, idle, strict=True) if not is_idle]
+        if not busy:
+            return _Verdict(())
+        return _Verdict((), min(busy, key=self._busy_ms).target, inf)
 
     def _waiting_ms(self, model: str) -> float:
         return sum([lane.waiting_ms for lane in self._lanes.values() if lane.name.model == model])
@@ -389,19 +436,38 @@ class WaitingRoom:
         tokens = rank.booked.prefill_tokens
         if tokens and tokens >= self.rule.takes_tokens(rank.factor.rates) * (1 + len(rank.peers)):
             return False
+        if rank.load.kv_usage > FULL and rank.booked.requests and _pinned_tokens(rank) > FULL * rank.capacity_tokens:
+            return False
         return now >= self._rested.get(rank.target, -inf)
 
     def _can_join(self, candidate: Candidate, tokens: int) -> bool:
-        """Its prompt is being computed there for a sibling: behind that it takes no time of the engine's to speak of."""
+        """Its prompt is being computed there for a sibling: behind that it takes hardly any time of the engine's."""
         return 2 * candidate.expected_tokens >= tokens and tokens - candidate.hit_tokens <= self.rule.join_tokens
 
     def _next_change(self, now: float) -> float:
         """When some engine has rested, or something is to be looked at again in any case."""
         when = max(now, min(now + LOOK_AGAIN_S, self._desk.due))
-        for rested in self._rested.values():
-            if now < rested < when:
+        for target, rested in list(self._rested.items()):
+            if rested <= now:
+                del self._rested[target]
+            elif rested < when:
                 when = rested
         return when
+
+
+def _pinned_tokens(rank: Rank) -> float:
+    return rank.load.kv_usage * rank.capacity_tokens + rank.booked.fresh_tokens - rank.fresh_tokens_then
+
+
+def _has_memory(candidate: Candidate, tokens: int) -> bool:
+    """Whether its KV cache has room for so many more: else it would wait there, or push another request out.
+
+    A request that nothing else is in the way of is the engine's to refuse.
+    """
+    if not candidate.capacity_tokens or not candidate.booked_requests or not candidate.kv_usage:
+        return True
+    pinned = candidate.kv_usage * candidate.capacity_tokens + candidate.unreported_kv_tokens
+    return pinned + tokens - candidate.hit_tokens <= candidate.capacity_tokens
 
 
 def _name_of_prompt(waiting: Waiting, lane: LaneName) -> tuple[LaneName, int, int] | None:

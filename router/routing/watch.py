@@ -103,7 +103,7 @@ class Watch:
         for rank in self._fleet.ranks(self._instance.id):
             load = words.get(rank.rank)
             if load is not None:
-                rank.load = load
+                self._fleet.hear(rank, load)
             self._set_health(rank, asleep=load is not None and load.sleeping, now=now)
 
     def _set_health(self, rank: Rank, *, asleep: bool, now: float) -> None:

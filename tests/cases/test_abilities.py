@@ -10,8 +10,8 @@ import pytest
 from tests.cases.engine import Engine, Exchange, Script, whole_answer
 from tests.cases.stand import COMPLETIONS, Stand, case_input, ids_body
 
-# SGLang tells whether it sees images (0.5.23: has_image_understanding). The engines here are vLLM 0.32, which
-# tells nothing of it: an operator has to say it, and so must these tests as soon as there is a way to.
+# SGLang tells whether it sees images (0.5.23: has_image_understanding). The engines here, made after vLLM 0.32, tell
+# nothing of it: an operator has to say it, and so must these tests as soon as there is a way to.
 UNKNOWN = "the gateway does not know what kinds of content an engine takes"
 
 
@@ -60,10 +60,9 @@ class TestImages:
     async def test_leave_text_to_both(self, stand: Stand) -> None:
         engines = [Engine(self.TEXT["id"], script=self._text_only()), Engine(self.BOTH["id"])]
         await stand.start(*engines)
-        body = {**self.CALL["json"], "messages": [{"role": "user", "content": "hello"}]}
         for number in range(self.CALL["times"]):
             text = [{"role": "user", "content": f"{number} hello"}]
-            assert (await stand.ask({**body, "messages": text})).status_code == 200
+            assert (await stand.ask({**self.CALL["json"], "messages": text})).status_code == 200
         assert min(len(engine.seen) for engine in engines) > 0
 
 

@@ -250,21 +250,7 @@ class TestAMiss:
 
 # https://github.com/ai-dynamo/dynamo/pull/8276, https://github.com/ai-dynamo/dynamo/pull/1869
 class TestSiblings:
-    @pytest.mark.parametrize(
-        "sections",
-        [
-            pytest.param(
-                {},
-                id="in_the_room",
-                marks=pytest.mark.xfail(
-                    strict=True,
-                    reason="an engine that computes the siblings' prompt is not free for them, and where nobody else "
-                    "waits it does not pay to be held for it: the first few go to an engine each",
-                ),
-            ),
-            pytest.param(AT_ARRIVAL, id="at_arrival"),
-        ],
-    )
+    @pytest.mark.parametrize("sections", BOTH_WAYS)
     async def test_go_where_the_first_of_them_went(self, stand: Stand, sections: Mapping[str, Any]) -> None:
         """No event tells of it yet."""
         call = case_input("56")["client"][0]

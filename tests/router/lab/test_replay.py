@@ -214,10 +214,10 @@ def test_a_turn_comes_though_the_one_before_it_was_refused() -> None:
 
 def test_with_a_room_the_next_prompt_is_sent_after_the_first_ones_token_and_a_rest() -> None:
     """Its last block shows in the engine's events 5 ms after the step."""
-    found = replay(request("one", 0.0, 3_000), request("two", 0.1, 1_000), room=RoomRule())
+    found = replay(request("one", 0.0, 3_000), request("two", 0.1, 2_000), room=RoomRule())
     two = by_id(found)["two"]
     assert (two.arrived_at, two.placed_at) == (0.1, pytest.approx(0.310 + EVENT_S + REST_S))
-    assert two.first_token_at == pytest.approx(0.310 + EVENT_S + REST_S + 0.110)
+    assert two.first_token_at == pytest.approx(0.310 + EVENT_S + REST_S + 0.210)
     assert found.room is not None
     assert (found.room.placed_at_once, found.room.placed) == (1, 1)
     assert found.room.longest_wait_s == pytest.approx(0.300)
@@ -225,7 +225,7 @@ def test_with_a_room_the_next_prompt_is_sent_after_the_first_ones_token_and_a_re
 
 
 def test_where_events_are_lost_the_first_token_tells() -> None:
-    found = by_id(replay(request("one", 0.0, 3_000, 50), request("two", 0.1, 1_000), room=RoomRule(), event_loss=1.0))
+    found = by_id(replay(request("one", 0.0, 3_000, 50), request("two", 0.1, 2_000), room=RoomRule(), event_loss=1.0))
     assert found["two"].placed_at == pytest.approx(0.310 + SIGNAL_S + REST_S)
 
 
@@ -234,7 +234,7 @@ def test_an_answer_that_is_not_streamed_tells_nothing_but_its_end() -> None:
     rates = msgspec.structs.replace(RATES, n0_tokens=5_000)
     found = by_id(
         replay(
-            request("one", 0.0, 3_000, 90), request("two", 0.1, 1_000), room=RoomRule(), event_loss=1.0,
+            request("one", 0.0, 3_000, 90), request("two", 0.1, 2_000), room=RoomRule(), event_loss=1.0,
             not_streamed=1.0, spec=EngineSpec(msgspec.structs.replace(PROFILE, rates=rates)),
         )
     )  # fmt: skip
@@ -246,12 +246,15 @@ def test_an_answer_that_is_not_streamed_tells_nothing_but_its_end() -> None:
 
 def test_the_rule_knows_the_delay_of_the_replays_signals() -> None:
     """A gap of 100 ms, of which 60 have passed when the end is known."""
-    found = by_id(replay(request("one", 0.0, 3_000), request("two", 0.1, 1_000), room=RoomRule(), signal_delay_s=0.06))
+    found = by_id(replay(request("one", 0.0, 3_000), request("two", 0.1, 2_000), room=RoomRule(), signal_delay_s=0.06))
     assert found["two"].placed_at == pytest.approx(0.310 + EVENT_S + 0.040)
 
 
 def test_a_request_waits_for_the_busy_engine_that_holds_its_prefix() -> None:
-    """Engine 0 holds 8,000 tokens of it and has 4,000 to compute, which ends at 1.410; engine 1 is idle."""
+    """Engine 0 holds 8,000 tokens of it and has 4,000 to compute, which ends at 1.410; engine 1 is idle.
+
+    5 ms of work wait, of the 250 that make a whole rest.
+    """
     long = range(1, 81)
     found = by_id(
         replay(
@@ -264,7 +267,7 @@ def test_a_request_waits_for_the_busy_engine_that_holds_its_prefix() -> None:
     )
     assert found["busy"].hit_tokens == 8_000
     assert found["held"].engine == found["first"].engine
-    assert found["held"].placed_at == pytest.approx(1.410 + EVENT_S + REST_S)
+    assert found["held"].placed_at == pytest.approx(1.410 + EVENT_S + REST_S * 5 / 250)
     assert found["held"].hit_tokens == 8_000
 
 
@@ -301,7 +304,6 @@ def test_a_prompt_that_can_never_fit_is_refused_and_the_others_are_served(
     assert measure(found).refused == 1
 
 
-@pytest.mark.xfail(reason="a refusal is told as an answer that hit nothing", strict=True)
 def test_a_prompt_that_is_refused_breaks_no_promise() -> None:
     replaying = prepared(
         request("fits", 0.0, 1_000, blocks=range(10)),
@@ -378,7 +380,6 @@ def test_an_answer_that_has_begun_is_broken_off() -> None:
     assert measure(found).goodput == 0.5
 
 
-@pytest.mark.xfail(reason="what counts is the engine's first token, not whether a client saw it", strict=True)
 def test_a_whole_answer_of_which_nobody_has_seen_anything_is_computed_by_another() -> None:
     (one,) = replay(
         request("begun", 0.0, 1_000, 90), engines=2, policy=InOrder(), outages=DOWN_FROM_HALF_TO_2, not_streamed=1.0

@@ -61,25 +61,31 @@ def test_nothing_that_arrives_later_by_more_than_the_head_start_stands_before_it
     assert RULE.place_in_line(first, first_ms) <= RULE.place_in_line(arrived_later, later_ms)
 
 
-# --- eagerness, λ
+# --- pressure, and eagerness λ
 
 
 @pytest.mark.parametrize(
-    ("waiting_ms", "engines", "eagerness"),
+    ("waiting_ms", "engines", "pressure"),
     [
-        (0.0, 1, 1.0),
-        (250.0, 1, 5.5),  # half of 0.5 s: 1 + 9 / 2
-        (500.0, 1, 10.0),
-        (501.0, 1, 10.0),
-        (1e9, 1, 10.0),
-        (250.0, 8, 1.5625),  # 250 of 4,000 ms
-        (4_000.0, 8, 10.0),
+        (0.0, 1, 0.0),
+        (250.0, 1, 0.5),  # of 0.5 s
+        (500.0, 1, 1.0),
+        (501.0, 1, 1.0),
+        (1e9, 1, 1.0),
+        (250.0, 8, 0.0625),  # of 4 s
+        (4_000.0, 8, 1.0),
+        (0.0, 0, 1.0),  # nobody is there
     ],
 )
-def test_eagerness_grows_from_1_to_10_with_the_work_that_waits_for_each_engine(
-    waiting_ms: float, engines: int, eagerness: float
+def test_pressure_grows_with_the_work_that_waits_for_each_engine(
+    waiting_ms: float, engines: int, pressure: float
 ) -> None:
-    assert RULE.eagerness(waiting_ms, engines) == pytest.approx(eagerness)
+    assert RULE.pressure(waiting_ms, engines) == pytest.approx(pressure)
+
+
+def test_eagerness_grows_with_the_pressure_from_2_to_10() -> None:
+    assert [RULE.eagerness(pressure) for pressure in (0.0, 0.5, 1.0)] == [2.0, 6.0, 10.0]
+    assert RoomRule(eagerness_min=1.0, eagerness_max=1.0).eagerness(1.0) == 1.0
 
 
 # --- what an engine takes
@@ -123,19 +129,26 @@ def test_what_is_waited_for_is_the_work_beyond_what_an_engine_takes(tokens: int,
 def test_an_engine_rests_as_long_as_the_prefill_took_and_at_most_100_ms_less_the_signals_delay(
     prefill_ms: float, rest_s: float
 ) -> None:
-    assert RULE.rest_s(prefill_ms, 0.1) == pytest.approx(rest_s)
+    assert RULE.rest_s(prefill_ms, 0.1, 1.0) == pytest.approx(rest_s)
 
 
 def test_a_signal_that_takes_longer_than_the_gap_leaves_no_rest() -> None:
-    assert RoomRule(signal_delay_s=0.1).rest_s(1_000.0, 0.1) == 0.0
-    assert RoomRule(signal_delay_s=0.25).rest_s(1_000.0, 0.1) == 0.0
-    assert RULE.rest_s(1_000.0, 0.015) == RULE.rest_s(1_000.0, 0.0) == 0.0
+    assert RoomRule(signal_delay_s=0.1).rest_s(1_000.0, 0.1, 1.0) == 0.0
+    assert RoomRule(signal_delay_s=0.25).rest_s(1_000.0, 0.1, 1.0) == 0.0
+    assert RULE.rest_s(1_000.0, 0.015, 1.0) == RULE.rest_s(1_000.0, 0.0, 1.0) == 0.0
 
 
 def test_half_a_gap_factor_halves_the_rest_after_short_prompts_only() -> None:
     rule = RoomRule(gap_factor=0.5)
-    assert rule.rest_s(40.0, 0.1) == pytest.approx(0.02)
-    assert rule.rest_s(1_000.0, 0.1) == pytest.approx(0.085)
+    assert rule.rest_s(40.0, 0.1, 1.0) == pytest.approx(0.02)
+    assert rule.rest_s(1_000.0, 0.1, 1.0) == pytest.approx(0.085)
+
+
+@pytest.mark.parametrize(
+    ("pressure", "rest_s"), [(0.0, 0.0), (0.125, 0.0425), (0.25, 0.085), (0.26, 0.085), (1.0, 0.085)]
+)
+def test_with_little_waiting_an_engine_rests_less(pressure: float, rest_s: float) -> None:
+    assert RULE.rest_s(1_000.0, 0.1, pressure) == pytest.approx(rest_s)
 
 
 @pytest.mark.parametrize(
