@@ -23,6 +23,7 @@ WEIGHTS: Mapping[str, float] = {
     "neighbours": 0.5,
     "duplication": 1.0,
     "decode": 0.15,
+    "crowding": 0.1,
     "memory": 1.0,
     "price": 0.0,
 }
@@ -33,7 +34,8 @@ price is the ms of delay that one unit of money is worth, which nobody but the o
 
 
 class KvAware:
-    """cost = Σ weight × term (`policies/terms.py`): queue, prefill, neighbours, duplication, decode, memory, price.
+    """cost = Σ weight × term (`policies/terms.py`): queue, prefill, neighbours, duplication, decode, crowding,
+    memory, price.
 
     Where there is a TTFT objective, a term `slo` without a weight puts those that would miss it behind those that meet.
 
@@ -52,7 +54,7 @@ class KvAware:
 
         A test holds them against `policies/terms.py`, which says what each of them means.
         """
-        w_queue, w_prefill, w_neighbours, w_duplication, w_decode, w_memory, w_price = self._by_term
+        w_queue, w_prefill, w_neighbours, w_duplication, w_decode, w_crowding, w_memory, w_price = self._by_term
         tokens, output, objective = snapshot.tokens, snapshot.output_tokens, snapshot.ttft_slo_ms
         best = max([candidate.hit_tokens for candidate in snapshot.candidates], default=0)
         costs: list[Cost] = []
@@ -80,6 +82,7 @@ class KvAware:
             queue, prefill, decode = w_queue * queue, w_prefill * own, w_decode * (output * step)
             neighbours = w_neighbours * (own * batch) if batch else 0.0
             duplication = w_duplication * (c1 * missing + c2 * missing * (best - missing / 2)) if missing else 0.0
+            crowding = w_crowding * (output * (rates.c3_ms * tokens + rates.c4_ms) * requests)
             full = capacity and pinned + tokens + output > capacity
             memory = w_memory * memory_ms(snapshot, candidate, pinned=pinned) if full else 0.0
             price = w_price * money(snapshot, candidate, own_prefill_ms=own, decoding=batch) if w_price else 0.0
@@ -89,10 +92,12 @@ class KvAware:
                 "neighbours": neighbours,
                 "duplication": duplication,
                 "decode": decode,
+                "crowding": crowding,
                 "memory": memory,
                 "price": price,
             }
-            costs.append(Cost(queue + prefill + neighbours + duplication + decode + memory + price, parts))
+            value = queue + prefill + neighbours + duplication + decode + crowding + memory + price
+            costs.append(Cost(value, parts))
         return costs if objective is None else _with_slo(costs, late)
 
 

@@ -101,6 +101,15 @@ def decode_ms(snapshot: Snapshot, candidate: Candidate, *, pinned: float, decodi
     return snapshot.output_tokens * step
 
 
+def crowding_ms(snapshot: Snapshot, candidate: Candidate) -> float:
+    """What this answer costs all others booked there: each of its tokens makes their step so much longer.
+
+    Not only those that decode now: a burst is placed while none of it does yet, and will decode together.
+    """
+    rates = candidate.rates
+    return snapshot.output_tokens * (rates.c3_ms * snapshot.tokens + rates.c4_ms) * candidate.booked_requests
+
+
 def memory_ms(snapshot: Snapshot, candidate: Candidate, *, pinned: float) -> float:
     """Computing again what does not fit: tokens beyond the KV capacity preempt a running request, or wait for one."""
     capacity = candidate.capacity_tokens

@@ -162,6 +162,8 @@ class WaitingRoom:
 
     def _refusal(self, waiting: Waiting, look: Look) -> RoomFull | None:
         """Why it may not stay: it stands in line already."""
+        if waiting.ask.exclude:  # it was let in before
+            return None
         limits = self.limits
         backlog_s = self._backlog_s(waiting, look)
         if len(self._waiting) > limits.requests or self._body_bytes > limits.body_bytes:

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Sequence
 
 from router.core import Ask, Booking, DeliveredSource, Finish, Outcome, Placement, Prompt
-from router.errors import ClientError, EngineUnreachable, NoEngine, WarmrouteError
+from router.errors import ClientError, EngineUnreachable, NoEngine, RoomFull, WaitedTooLong, WarmrouteError
 from router.http.messages import header_lines
 from router.serving.attempt import Answer, Attempt
 from router.serving.call import Call, HttpRequest, read_call
@@ -151,12 +151,14 @@ class Gateway:
     ) -> Answer:
         """Place and send."""
         asked = time.monotonic()
-        booking = self._place(call.ask(reply.request_id, prompt, exclude=exclude))
-        if not isinstance(booking, Booking):
-            booking = await asyncio.ensure_future(booking)
+        try:
+            booking = self._place(call.ask(reply.request_id, prompt, exclude=exclude))
+            if not isinstance(booking, Booking):
+                booking = await asyncio.ensure_future(booking)
+        finally:
+            passage.queue_s += time.monotonic() - asked
         passage.booking = booking
         passage.attempts += 1
-        passage.queue_s += time.monotonic() - asked
         reply.receipt = self._receipt(booking)
         attempt = passage.attempt = self._proxy.begin(call, booking, reply, on_first_token=self._progress)
         try:
@@ -175,7 +177,7 @@ class Gateway:
         self._give_back(passage, self._failure(passage, reply, error))
         try:
             return await self._attempt(passage, call, prompt, reply, exclude=(booking.instance,))
-        except NoEngine:
+        except (NoEngine, RoomFull, WaitedTooLong):
             raise error from None
 
     # -- the end

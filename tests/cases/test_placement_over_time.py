@@ -176,11 +176,6 @@ class TestSiblings:
                 RoomRule(),
                 4,
                 id="in_the_room_with_ends_of_their_own",
-                marks=pytest.mark.xfail(
-                    strict=True,
-                    reason="the first engine that has room again holds the prompt and ends so short never fill it, "
-                    "while the others are busy with their copy: three quarters go there before anybody else is free",
-                ),
             ),
             pytest.param(None, 4, id="at_arrival_with_ends_of_their_own"),
         ],

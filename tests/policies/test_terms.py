@@ -95,6 +95,14 @@ def test_every_sequence_reads_its_context_be_it_shared_or_not() -> None:
     assert terms.decode_ms(snapshot(1000), shared, pinned=50_000, decoding=4) == pytest.approx(100 * step)
 
 
+def test_an_answer_makes_the_steps_of_all_who_are_booked_there_longer() -> None:
+    """100 tokens × (c3 × 1,000 + c4) ms × 30 requests, decoding or not."""
+    there = candidate(booked_requests=30, booked_prefills=25)
+    assert (there.rates.c3_ms, there.rates.c4_ms) == (4e-5, 0.01)
+    assert terms.crowding_ms(snapshot(1000, output_tokens=100), there) == pytest.approx(150.0)
+    assert terms.crowding_ms(snapshot(1000, output_tokens=100), candidate()) == 0.0
+
+
 def test_what_is_pinned_the_engine_knows_best() -> None:
     assert terms.pinned_tokens(candidate(booked_kv_tokens=50_000, kv_usage=0.5, capacity_tokens=200_000)) == 100_000
     assert terms.pinned_tokens(candidate(booked_kv_tokens=150_000, kv_usage=0.5, capacity_tokens=200_000)) == 100_000

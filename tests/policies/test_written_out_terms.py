@@ -75,6 +75,7 @@ def by_terms(snapshot: Snapshot, candidate: Candidate, weights: dict[str, float]
         "neighbours": terms.neighbours_ms(own, batch),
         "duplication": terms.duplication_ms(candidate, best),
         "decode": terms.decode_ms(snapshot, candidate, pinned=pinned, decoding=batch),
+        "crowding": terms.crowding_ms(snapshot, candidate),
         "memory": terms.memory_ms(snapshot, candidate, pinned=pinned),
         "price": terms.money(snapshot, candidate, own_prefill_ms=own, decoding=batch),
     }

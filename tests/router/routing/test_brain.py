@@ -587,7 +587,7 @@ def test_a_popular_prefix_spreads_as_load_needs_and_keeps_its_hits(decoding: boo
 
 @pytest.mark.parametrize(
     ("own_tokens", "at_once", "engines"),
-    [(2000, False, 1), (100, True, 1), (500, True, 2), (1000, True, 4)],
+    [(2000, False, 1), (100, True, 2), (500, True, 3), (1000, True, 4)],
 )
 def test_a_hot_prefix_is_copied_to_as_many_engines_as_its_load_needs(
     own_tokens: int, at_once: bool, engines: int

@@ -327,6 +327,7 @@ async def test_every_field_of_ask_and_outcome_is_in_its_place(stand: Stand) -> N
             stream=False,
             choices=2,
             max_output_tokens=16,
+            body_bytes=96,  # as sent
         )
     ]
     outcome = stand.outcome
