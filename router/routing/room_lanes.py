@@ -32,16 +32,30 @@ class Waiting:
     """One request in the room.
 
     place       seconds: what the line is ordered by
+    yields_s    what arrives later than this after it does not go before it
     prefill_ms  its own prefill where most of it is held, when last looked at
     settle      called once, with the booking or with why there is none, unless it is cancelled before
     """
 
-    __slots__ = ("arrived_at", "ask", "booking", "cancel", "held_for", "lane", "move", "place", "prefill_ms", "settle")
+    __slots__ = (
+        "arrived_at",
+        "ask",
+        "booking",
+        "cancel",
+        "held_for",
+        "lane",
+        "move",
+        "place",
+        "prefill_ms",
+        "settle",
+        "yields_s",
+    )
 
     def __init__(self, ask: Ask, arrived_at: float) -> None:
         self.ask = ask
         self.arrived_at = arrived_at
         self.place = arrived_at
+        self.yields_s = 0.0
         self.prefill_ms = 0.0
         self.held_for: Target | None = None
         self.move = 0  # odd while it stands in a heap; what a heap holds of an earlier move is out of date

@@ -5,7 +5,8 @@ recorded load: mean TTFT 18.4 → 2.3 s on Mooncake's conversations, 20.2 → 2.
 
 head start  what is soon computed goes first, but only so far: request r stands in line as if it had arrived at
             arrival + min(κ · m_r, G), m_r its own prefill on the engine that holds most of it. Nothing that arrives
-            more than G later can overtake it.
+            more than G later can overtake it. G is 40 s, and more only where more than 5 s of work wait for every
+            engine: there all would wait that long if they were served as they come.
 hold        a request waits for the busy engine that holds its prefix while λ · (prefill there saved) is more than what
             that engine has still to do. λ grows from 2 to 10 with the work that waits: the longer the line, the more
             every token computed twice costs the others.
@@ -34,7 +35,9 @@ class RoomRule(msgspec.Struct, frozen=True):
     tpot_s: float = 0.05  # an answer that takes longer for a token is slow
     slow_share: float = 0.05  # so many may be more slow than late before the gap grows
     head_start: float = 40.0  # κ: seconds in line for a second of own prefill
-    head_start_max_s: float = 40.0  # G
+    head_start_max_s: float = 40.0  # G, while not too much waits
+    head_start_backlog: float = 8.0  # times the seconds of work that wait for each engine, if that is more
+    head_start_limit_s: float = 120.0  # and never more than this
     memory_patience_s: float = 6.0  # so long a request waits for an engine whose KV memory has room for all of it
     hold: bool = True
     hold_factor: float = 1.3  # what an engine has still to do takes so much longer: it decodes meanwhile
@@ -44,10 +47,14 @@ class RoomRule(msgspec.Struct, frozen=True):
     eagerness_min: float = 2.0  # λ while nobody waits: a second copy also pushes out what others would have hit
     eagerness_max: float = 10.0  # λ at full pressure
 
-    def place_in_line(self, arrived_at: float, prefill_ms: float) -> float:
-        """What the line is ordered by, seconds."""
+    def longest_head_start_s(self, backlog_s: float) -> float:
+        """G for a request that arrives while so many seconds of work wait for each engine."""
+        return max(self.head_start_max_s, min(self.head_start_limit_s, self.head_start_backlog * backlog_s))
+
+    def place_in_line(self, arrived_at: float, prefill_ms: float, longest_s: float) -> float:
+        """What the line is ordered by, seconds. `longest_s`: G."""
         start = self.head_start * prefill_ms / 1e3
-        return arrived_at + (start if start < self.head_start_max_s else self.head_start_max_s)
+        return arrived_at + (start if start < longest_s else longest_s)
 
     def pressure(self, waiting_ms: float, engines: int) -> float:
         """0..1, while prefills of `waiting_ms` in all wait for so many engines."""

@@ -181,6 +181,8 @@ class WaitingRoom:
 
     def _enter(self, waiting: Waiting) -> None:
         ask = waiting.ask
+        engines = max(1, len(self._desk.ranks(ask.model, ask.lora)))
+        waiting.yields_s = self.rule.longest_head_start_s(self._waiting_ms(ask.model) / engines / 1e3)
         waiting.place = self._place_in_line(waiting)
         waiting.cancel = lambda: self._cancel(waiting)
         name = LaneName(ask.model, ask.lora, ask.priority, ask.tenant)
@@ -197,7 +199,7 @@ class WaitingRoom:
     def _place_in_line(self, waiting: Waiting) -> float:
         if waiting.ask.exclude:  # its engine failed it: it has waited once already
             return -inf
-        return self.rule.place_in_line(waiting.arrived_at, waiting.prefill_ms)
+        return self.rule.place_in_line(waiting.arrived_at, waiting.prefill_ms, waiting.yields_s)
 
     # -- out
 
@@ -354,8 +356,7 @@ class WaitingRoom:
 
     def _may_pass(self, waiting: Waiting, set_aside: Sequence[Waiting]) -> bool:
         """Whether it may go before those that nobody can take just now."""
-        bound_s = self.rule.head_start_max_s
-        return len(set_aside) < SET_ASIDE and all([waiting.arrived_at < w.arrived_at + bound_s for w in set_aside])
+        return len(set_aside) < SET_ASIDE and all([waiting.arrived_at < w.arrived_at + w.yields_s for w in set_aside])
 
     def _send_with_twins(self, lane: Lane, waiting: Waiting, look: Look, among: Sequence[int], now: float) -> None:
         """Siblings of a best-of-n go where the first goes: there its prompt is about to be held."""

@@ -40,7 +40,7 @@ def rule(mode: str) -> RoomRule:
 
 def test_shortest_first_without_bound_lets_any_shorter_prompt_pass() -> None:
     wspt = rule("wspt")
-    assert wspt.place_in_line(7_200.0, 10.0) < wspt.place_in_line(0.0, 20.0)
+    assert wspt.place_in_line(7_200.0, 10.0, inf) < wspt.place_in_line(0.0, 20.0, inf)
     assert wspt.head_start_max_s == inf
     assert (wspt.hold, wspt.gap_s) == (False, 0.0)
 
@@ -48,7 +48,7 @@ def test_shortest_first_without_bound_lets_any_shorter_prompt_pass() -> None:
 def test_in_the_order_of_arrival_nobody_has_a_head_start() -> None:
     for mode, holds in (("fcfs", False), ("hold", True)):
         found = rule(mode)
-        assert found.place_in_line(5.0, 1e6) == 5.0
+        assert found.place_in_line(5.0, 1e6, inf) == 5.0
         assert (found.hold, found.gap_s) == (holds, 0.0)
 
 

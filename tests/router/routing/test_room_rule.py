@@ -32,19 +32,20 @@ RATES = Rates(c1_ms=0.1, c2_ms=0.0)
 def test_a_request_stands_behind_what_is_sooner_computed_by_40_times_its_own_prefill(
     prefill_ms: float, place: float
 ) -> None:
-    assert RULE.place_in_line(100.0, prefill_ms) == pytest.approx(place, abs=1e-9)
+    assert RULE.place_in_line(100.0, prefill_ms, 40.0) == pytest.approx(place, abs=1e-9)
 
 
 def test_without_a_head_start_the_line_is_in_the_order_of_arrival() -> None:
     rule = RoomRule(head_start=0.0)
-    assert rule.place_in_line(7.0, 1e6) == 7.0
-    assert RoomRule(head_start_max_s=0.0).place_in_line(7.0, 1e6) == 7.0
+    assert rule.place_in_line(7.0, 1e6, 40.0) == 7.0
+    assert RULE.place_in_line(7.0, 1e6, 0.0) == 7.0
 
 
 def test_without_a_bound_the_shortest_goes_first_whenever_it_came() -> None:
     rule = RoomRule(head_start=1e6, head_start_max_s=inf)
-    assert rule.place_in_line(3_600.0, 10.0) < rule.place_in_line(0.0, 14.0)
-    assert rule.place_in_line(5.0, 0.0) == 5.0
+    assert rule.place_in_line(3_600.0, 10.0, inf) < rule.place_in_line(0.0, 14.0, inf)
+    assert rule.place_in_line(5.0, 0.0, inf) == 5.0
+    assert rule.longest_head_start_s(0.0) == inf
 
 
 @given(
@@ -58,7 +59,16 @@ def test_nothing_that_arrives_later_by_more_than_the_head_start_stands_before_it
 ) -> None:
     """By exactly that much it may stand level, and the line then goes by who came first."""
     arrived_later = first + RULE.head_start_max_s + later
-    assert RULE.place_in_line(first, first_ms) <= RULE.place_in_line(arrived_later, later_ms)
+    longer = RULE.head_start_limit_s  # more waits by now
+    place = RULE.place_in_line(first, first_ms, RULE.head_start_max_s)
+    assert place <= RULE.place_in_line(arrived_later, later_ms, longer)
+
+
+@pytest.mark.parametrize(
+    ("backlog_s", "longest_s"), [(0.0, 40.0), (5.0, 40.0), (10.0, 80.0), (15.0, 120.0), (1_000.0, 120.0)]
+)
+def test_the_head_start_grows_where_everybody_would_wait_long(backlog_s: float, longest_s: float) -> None:
+    assert RULE.longest_head_start_s(backlog_s) == longest_s
 
 
 # --- pressure, and eagerness λ
