@@ -30,6 +30,8 @@ SET_ASIDE = 8
 """After so many that nobody can take just now, those behind them wait too: no look is to become a look at all."""
 FULL = 0.95
 """Share of its KV memory in use from which on an engine has no room for anybody."""
+STALE_LOAD_S = 5.0
+"""What an engine said of its memory longer ago says nothing."""
 EXPECTED_OUTPUT_TOKENS = 256
 """Of an answer nothing is known of; a request's own limit counts where it is lower."""
 AGAIN_AT_ONCE = 16
@@ -439,9 +441,7 @@ class WaitingRoom:
         tokens = rank.booked.prefill_tokens
         if tokens and tokens >= self.rule.takes_tokens(rank.factor.rates) * (1 + len(rank.peers)):
             return False
-        if rank.load.kv_usage > FULL and rank.booked.requests and _pinned_tokens(rank) > FULL * rank.capacity_tokens:
-            return False
-        return now >= self._rested.get(rank.target, -inf)
+        return now >= self._rested.get(rank.target, -inf) and not _is_full(rank, now)
 
     def _can_join(self, candidate: Candidate, tokens: int) -> bool:
         """Its prompt is being computed there for a sibling: behind that it takes hardly any time of the engine's."""
@@ -458,8 +458,13 @@ class WaitingRoom:
         return when
 
 
-def _pinned_tokens(rank: Rank) -> float:
-    return rank.load.kv_usage * rank.capacity_tokens + rank.booked.fresh_tokens - rank.fresh_tokens_then
+def _is_full(rank: Rank, now: float) -> bool:
+    """By the engine's last word on its KV memory, if that is fresh, and what was placed there and ended since."""
+    load, booked = rank.load, rank.booked
+    if load.kv_usage <= FULL or not booked.requests or now - load.at > STALE_LOAD_S:
+        return False
+    pinned = load.kv_usage * rank.capacity_tokens + booked.fresh_tokens - rank.fresh_tokens_then
+    return pinned > FULL * rank.capacity_tokens
 
 
 def _has_memory(candidate: Candidate, tokens: int) -> bool:
@@ -467,7 +472,8 @@ def _has_memory(candidate: Candidate, tokens: int) -> bool:
 
     A request that nothing else is in the way of is the engine's to refuse.
     """
-    if not candidate.capacity_tokens or not candidate.booked_requests or not candidate.kv_usage:
+    told = candidate.capacity_tokens and candidate.kv_usage and candidate.load_age_s <= STALE_LOAD_S
+    if not told or not candidate.booked_requests:
         return True
     pinned = candidate.kv_usage * candidate.capacity_tokens + candidate.unreported_kv_tokens
     return pinned + tokens - candidate.hit_tokens <= candidate.capacity_tokens

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from router.core import Ask, Booking, Candidate, Instance, Prompt, Rates
+from router.core import Ask, Booking, Candidate, Instance, Load, Prompt, Rates
 from router.errors import NoEngine, RoomFull, WaitedTooLong, WarmrouteError
 from router.routing.bookings import Bookings, Record
 from router.routing.fleet import Rank
@@ -128,7 +128,17 @@ class Hall:
             booked_prefill_ms=rank.booked.prefill_ms(now),
             booked_prefill_tokens=rank.booked.prefill_tokens,
             rates=rank.factor.rates,
+            capacity_tokens=rank.capacity_tokens,
+            kv_usage=rank.load.kv_usage,
+            load_age_s=now - rank.load.at,
+            unreported_kv_tokens=rank.booked.fresh_tokens - rank.fresh_tokens_then,
         )
+
+    def tells(self, engine: str, kv_usage: float, *, capacity_tokens: int = 100_000) -> None:
+        """Its word on its KV memory."""
+        rank = self.all[engine]
+        rank.capacity_tokens = capacity_tokens
+        rank.load, rank.fresh_tokens_then = Load(self.now, kv_usage=kv_usage), rank.booked.fresh_tokens
 
     def book(self, ask: Ask, look: Look, now: float, *, among: Sequence[int]) -> Booking:
         assert now == self.now
@@ -158,6 +168,7 @@ class Hall:
             prefill_ms=uncached * RATES.c1_ms,
             prefill_tokens=uncached,
             kv_tokens=uncached,
+            fresh_tokens=uncached,
             streams=stream,
         )
 
@@ -482,6 +493,52 @@ def busy_hall(under_way: int, *, holds: int, rule: RoomRule | None = None) -> Ha
     hall.occupy("a", under_way)
     hall.holds["a", 1] = holds
     return hall
+
+
+def full_hall(kv_usage: float) -> tuple[Hall, int]:
+    """An engine of 100,000 tokens that says how full it is while 1,000 of ours are decoded there."""
+    hall = Hall("a")
+    decoding = hall.occupy("a", 1_000)
+    hall.free(decoding)
+    hall.tells("a", kv_usage)
+    return hall, decoding
+
+
+def test_an_engine_whose_kv_memory_is_full_takes_nobody_until_something_ends() -> None:
+    hall, decoding = full_hall(0.955)
+    seat = hall.ask("r", 100)
+    assert seat.waits
+    hall.bookings.release(decoding, hall.now)  # 1,000 tokens less than it told: 94.5 %
+    hall.room.wake(hall.now)
+    hall.settle()
+    assert seat.on == "a"
+
+
+@pytest.mark.parametrize(("tokens", "on"), [(9_744, "a"), (9_745, None)])
+def test_a_request_waits_for_as_much_memory_as_it_needs(tokens: int, on: str | None) -> None:
+    """90,000 tokens are taken, and an answer of 256 has to fit as well."""
+    hall, _ = full_hall(0.9)
+    assert hall.ask("r", tokens).on == on
+
+
+def test_it_does_not_wait_for_memory_for_ever() -> None:
+    """After 6 s the engine is to make room as it comes: long prompts would never find so much at once."""
+    hall, _ = full_hall(0.9)
+    seat = hall.ask("r", 50_000)
+    for _ in range(5):
+        hall.run_until(hall.now + 1.0)
+        hall.tells("a", 0.9)
+    assert seat.waits
+    for _ in range(3):
+        hall.run_until(hall.now + 1.0)
+        hall.tells("a", 0.9)
+    assert seat.on == "a"
+
+
+def test_what_an_engine_said_of_its_memory_long_ago_keeps_nobody_waiting() -> None:
+    hall, _ = full_hall(0.99)
+    hall.run_until(5.1)
+    assert hall.ask("r", 100).on == "a"
 
 
 def test_a_request_waits_for_the_busy_engine_that_has_its_cache() -> None:
