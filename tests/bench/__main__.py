@@ -2,7 +2,7 @@
 
     python -m tests.bench [NAME …] [--json FILE] [--tokenizer DIR] [--sglang-router PYTHON] [--peers FOLDER]
 
-Runs the named benchmarks, or all, one after the other, each in a process of its own: about 6 minutes, and nothing else
+Runs the named benchmarks, or all, one after the other, each in a process of its own: about 7 minutes, and nothing else
 should run on the machine meanwhile. Each also runs alone (`python -m tests.bench.NAME`).
 
 --tokenizer      a folder with a model's tokenizer.json for `decision`; by default the demo's
@@ -27,7 +27,8 @@ from typing import Any
 from tests.bench.processes import end_cleanly_when_told
 
 BENCHMARKS = (
-    "place", "decision", "index", "events", "slices", "lab", "http_relay", "relay", "turns", "stalls", "streaming_share"
+    "place", "decision", "index", "events", "slices", "lab", "http_relay", "relay", "turns", "stalls",
+    "streaming_share", "agreement",
 )  # fmt: skip
 REPOSITORY = Path(__file__).resolve().parents[2]
 PEER_NAMES = ("direct", "vllm-router rr", "sglang-router cache", "warmroute", "warmroute-always")
