@@ -20,17 +20,18 @@ from router.core import Cost, Snapshot
 WEIGHTS: Mapping[str, float] = {
     "queue": 1.0,
     "prefill": 1.0,
-    "neighbours": 0.5,
+    "neighbours": 0.05,
     "duplication": 1.0,
     "decode": 0.15,
     "crowding": 0.1,
     "memory": 1.0,
     "price": 0.0,
 }
-"""Chosen by replaying three traces of Mooncake (FAST '25) at 3 to 4 × their speed on 8 simulated engines (8B, H100).
-With less for neighbours the knee comes earlier, with 1.0 long prompts pay for it. Below the knee duplication and decode
-hardly matter within a factor of three; at 1.0 a copy is worth making once the queue is twice its prefill. The weight of
-price is the ms of delay that one unit of money is worth, which nobody but the operator knows."""
+"""Chosen by replaying three traces of Mooncake (FAST '25) and made-up loads around their knees on 8 simulated engines
+(8B, H100), in the waiting room: `make bench-policies`. Without the room 0.5 for neighbours serves better past the knee,
+and worse before it. Below the knee duplication and decode hardly matter within a factor of three; at 1.0 a copy is
+worth making once the queue is twice its prefill. The weight of price is the ms of delay that one unit of money is
+worth, which nobody but the operator knows."""
 
 
 class KvAware:
