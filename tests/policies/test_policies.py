@@ -201,7 +201,7 @@ BUSY = {"running": 30}  # each prefill costs thirty others
     ],
 )
 def test_kv_aware_and_the_objective(states: list[dict[str, Any]], objective_ms: float | None, expected: str) -> None:
-    assert best(policy(KvAware), shot(*states, ttft_slo_ms=objective_ms)) == expected
+    assert best(policy(KvAware, neighbours=0.5), shot(*states, ttft_slo_ms=objective_ms)) == expected
 
 
 def test_kv_aware_tells_what_the_objective_did() -> None:

@@ -249,9 +249,9 @@ async def test_what_a_tenants_answers_took_counts_against_it() -> None:
 @pytest.mark.parametrize(
     ("told", "step_ms"),
     [
-        ({"ttft_s": 2.0, "took_s": 2.1, "usage": Usage(2_048, 8, 0)}, -4.2),  # late: more than 1 s and 2 × 42 ms
-        ({"ttft_s": 1.0, "took_s": 1.36, "usage": Usage(2_048, 8, 0)}, 3.8),  # slow: 7 tokens in 360 ms
-        ({"ttft_s": 1.0, "took_s": 1.34, "usage": Usage(2_048, 8, 0)}, -0.2),
+        ({"ttft_s": 2.0, "took_s": 2.1, "usage": Usage(2_048, 8, 0)}, -4.8),  # late: more than 1 s and 2 × 42 ms
+        ({"ttft_s": 1.0, "took_s": 1.36, "usage": Usage(2_048, 8, 0)}, 3.2),  # slow: 7 tokens in 360 ms
+        ({"ttft_s": 1.0, "took_s": 1.34, "usage": Usage(2_048, 8, 0)}, -0.8),
         ({"ttft_s": 2.0, "took_s": 9.0, "usage": Usage(2_048, 7, 0)}, 0.0),  # too short to tell
         ({"ttft_s": None, "took_s": 9.0, "usage": Usage(2_048, 8, 0)}, 0.0),
         ({"ttft_s": 2.0, "took_s": 9.0, "usage": None}, 0.0),
