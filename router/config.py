@@ -310,8 +310,8 @@ class WaitingRoom(Section):
     """Where requests wait until an engine has room for them, in the order that serves all of them soonest."""
 
     enabled: bool = True
-    """false: every request goes to an engine as it arrives, and waits there. kv_aware's weights are chosen for the room;
-    without it neighbours: 0.5 serves better under heavy load."""
+    """false: every request goes to an engine as it arrives, and waits there. The weights of kv_aware are chosen for the
+    room; without it neighbours: 0.5 serves better under heavy load."""
     free_tokens: Tokens = 2_048
     """An engine takes more while fewer uncached prompt tokens of ours are on their way to their first token there."""
     head_start_max_s: Seconds = 40.0
