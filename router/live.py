@@ -121,6 +121,7 @@ def room_figures(room: WaitingRoom | None, now: float) -> dict[str, float]:
         "waiting": len(room) - held,
         "held": held,
         "oldest_seconds": room.oldest_s(now),
+        "longest_seconds": stats.longest_wait_s,
         "placed_at_once_total": stats.placed_at_once,
         "placed_total": stats.placed,
         "refused_total": stats.refused,

@@ -54,6 +54,7 @@ _ROOM = {
     "waiting": "Requests that wait since no engine has room for them.",
     "held": "Requests that wait for the engine that holds their prefix.",
     "oldest_seconds": "How long the request has waited that has waited longest.",
+    "longest_seconds": "How long the request waited that waited longest of those placed, since the start.",
     "placed_at_once_total": "Requests placed as they arrived.",
     "placed_total": "Requests placed after a wait.",
     "refused_total": "Requests refused at arrival, since too many waited.",

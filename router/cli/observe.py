@@ -19,7 +19,8 @@ from rich.text import Text
 from router.cli.figures import terminal, write_json
 from router.cli.observation import Observed, Seen
 from router.cli.observation import observe as observe_engines
-from router.cli.options import ConfigFile, Engines, JsonFile, read_config
+from router.cli.options import ConfigFile, Engines, JsonFile, read_config, read_load
+from router.cli.replay_engines import DEFAULT_ENGINE
 from router.config import Config
 from router.errors import ConfigError, EngineError
 from router.lab.arms import parse_arm
@@ -30,10 +31,9 @@ from router.lab.measures import Measures
 from router.lab.profiles import PROFILES, Profile
 from router.lab.replay import Setup
 from router.lab.report import cache_tokens
-from router.lab.traces import Trace, TraceError, read_trace
+from router.lab.traces import Trace
 from router.routing.fleet import Health
 
-DEFAULT_PROFILE = "llama-3.1-8b-h100"
 ARMS = ("round_robin", "least_requests", "kv_aware:room")
 """Two that most load balancers know, and what the gateway does."""
 _NAMES = {"kv_aware:room": "kv_aware, waiting room"}
@@ -61,7 +61,7 @@ def observe(
     model: Annotated[str | None, typer.Option(help="Only the engines of this public model.")] = None,
     profile: Annotated[
         str, typer.Option(help=f"How fast simulated engines are, with --load: {', '.join(PROFILES)}.")
-    ] = DEFAULT_PROFILE,
+    ] = DEFAULT_ENGINE,
     limit: Annotated[int | None, typer.Option(min=1, help="Only so many requests of the load.")] = None,
     json: JsonFile = None,
 ) -> None:
@@ -74,7 +74,7 @@ def observe(
     found = read_config(config, engine)
     if profile not in PROFILES:
         raise ConfigError([f"--profile {profile}: known are {', '.join(PROFILES)}"])
-    trace = _read(load, limit) if load else None
+    trace = read_load(load, limit=limit) if load else None
     observed = asyncio.run(_watch(found, seconds, model, one_model=trace is not None))
     simulated = _simulate(trace, observed, PROFILES[profile]) if trace else None
     if json:
@@ -94,15 +94,6 @@ async def _watch(config: Config, seconds: float, model: str | None, *, one_model
 
 
 # --- what is simulated
-
-
-def _read(file: Path, limit: int | None) -> Trace:
-    try:
-        return read_trace(file, limit=limit)
-    except TraceError as error:
-        raise ConfigError([str(error)]) from None
-    except OSError as error:
-        raise ConfigError([f"{file}: {error.strerror}"]) from None
 
 
 def _simulate(trace: Trace, observed: Observed, profile: Profile) -> Simulated:

@@ -11,6 +11,7 @@ import typer
 from router import config, plugins
 from router.config import Config, Mistake
 from router.errors import ConfigError
+from router.lab.traces import Trace, TraceError, read_trace
 
 DEFAULT_FILE = Path("warmroute.yaml")
 
@@ -45,9 +46,21 @@ def read_config(file: Path | None, engines: Sequence[str] | None, **flags: Any) 
     return config.load(file or DEFAULT_FILE, flags=flags, check=plugin_mistakes)
 
 
+def read_load(file: Path, **how: Any) -> Trace:
+    """`read_trace`, with what is wrong as a ConfigError."""
+    try:
+        return read_trace(file, **how)
+    except TraceError as error:
+        raise ConfigError([str(error)]) from None
+    except OSError as error:
+        raise ConfigError([f"{file}: {error.strerror}"]) from None
+
+
 def plugin_mistakes(found: Config) -> Iterator[Mistake]:
     """Policies and adapters that are named but cannot be loaded."""
     yield from _not_loading(plugins.POLICIES, found.policy.name, ("policy", "name"))
+    for position, name in enumerate(found.policy.shadow):
+        yield from _not_loading(plugins.POLICIES, name, ("policy", "shadow", position))
     for name, model in found.models.items():
         if model.policy:
             yield from _not_loading(plugins.POLICIES, model.policy, ("models", name, "policy"))

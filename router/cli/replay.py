@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from router.cli.figures import terminal, write_json
-from router.cli.options import JsonFile
+from router.cli.options import JsonFile, read_load
 from router.cli.replay_engines import (
     DEFAULT_COUNT,
     DEFAULT_ENGINE,
@@ -30,7 +30,7 @@ from router.lab.compare import Run, compare
 from router.lab.profiles import PROFILES
 from router.lab.replay import Setup
 from router.lab.report import COLUMNS, Report, cache_tokens, one_line, summary
-from router.lab.traces import Trace, TraceError, read_trace
+from router.lab.traces import Trace
 
 DEFAULT_POLICIES = ("kv_aware", "lmetric", "least_work")
 _SETUP = Setup(engines=())
@@ -118,7 +118,7 @@ def replay(
         outages=[parse_outage(text, len(specs)) for text in outage or ()],
     )
     _check_targets(json, html)
-    loaded = _read(trace, speed=speed, limit=limit, sessions_per_s=sessions_per_s, seed=seed)
+    loaded = read_load(trace, speed=speed, limit=limit, sessions_per_s=sessions_per_s, seed=seed)
     report = Report(
         trace=loaded,
         reading={"speed": speed, "limit": limit, "sessions_per_s": sessions_per_s},
@@ -161,15 +161,6 @@ def _arms(texts: Sequence[str]) -> list[Arm]:
         return [parse_arm(text) for text in dict.fromkeys(texts)]
     except ValueError as error:
         raise ConfigError([str(error)]) from None
-
-
-def _read(path: Path, *, speed: float, limit: int | None, sessions_per_s: float | None, seed: int) -> Trace:
-    try:
-        return read_trace(path, speed=speed, limit=limit, sessions_per_s=sessions_per_s, seed=seed)
-    except TraceError as error:
-        raise ConfigError([str(error)]) from None
-    except OSError as error:
-        raise ConfigError([f"{path}: {error.strerror}"]) from None
 
 
 def _all_caches(setup: Setup, trace: Trace) -> int:

@@ -33,7 +33,7 @@ FURTHER_ATTEMPTS = 8
 RETRY_AFTER_S = 2.0
 UNREACHABLE_S = 5.0
 """How long a rank is avoided whose engine refused a request: the watch knows more by then."""
-FULL = 0.9
+MEMORY_BOUND = 0.9
 """Share of KV memory in use from which on a request may wait for memory: that says nothing of how fast prefill is."""
 TELLING_TOKENS = 8
 """Shorter answers say more of one step than of the time per token."""
@@ -156,7 +156,7 @@ class Brain:
         if record is not None:
             rank = record.owner.rank
             self._fleet.trust(rank)
-            if not record.owner.alone and rank.load.kv_usage < FULL:
+            if not record.owner.alone and rank.load.kv_usage < MEMORY_BOUND:
                 rank.factor.served(record.owner.work_ms, record.took_us / 1e3)
 
     def release(self, booking_id: int, outcome: Outcome) -> None:

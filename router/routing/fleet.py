@@ -27,6 +27,9 @@ conversations have come by."""
 UNSEEN_LOOK_S = 0.1
 """So long what `Fleet.unseen_counts` found holds: it is asked for every request, and looks at every rank."""
 
+STALE_LOAD_S = 5.0
+"""What an engine said of its memory longer ago says nothing."""
+
 SUSPECT_S = 30.0
 """How long a rank is avoided after it let a lease run out, while others can serve."""
 
@@ -148,6 +151,12 @@ class Rank:
             return slot.block_size
         told = self.facts.block_size if self.has_events else None
         return told or self.instance.block_size or ASSUMED_BLOCK_SIZE
+
+    def pinned_tokens(self, now: float) -> float | None:
+        """Of its KV memory: its last word, and what we placed there since, less what ended. None: not told lately."""
+        if not self.load.kv_usage or not self.capacity_tokens or now - self.load.at > STALE_LOAD_S:
+            return None
+        return self.load.kv_usage * self.capacity_tokens + self.booked.fresh_tokens - self.fresh_tokens_then
 
     def served(self, lora: str | None) -> str:
         """The engine's own name of what is asked for."""

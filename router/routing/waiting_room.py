@@ -30,8 +30,6 @@ SET_ASIDE = 8
 """After so many that nobody can take just now, those behind them wait too: no look is to become a look at all."""
 FULL = 0.95
 """Share of its KV memory in use from which on an engine has no room for anybody."""
-STALE_LOAD_S = 5.0
-"""What an engine said of its memory longer ago says nothing."""
 EXPECTED_OUTPUT_TOKENS = 256
 """Of an answer nothing is known of; a request's own limit counts where it is lower."""
 AGAIN_AT_ONCE = 16
@@ -403,8 +401,9 @@ class WaitingRoom:
         needed = tokens + (EXPECTED_OUTPUT_TOKENS if output is None else min(output, EXPECTED_OUTPUT_TOKENS))
         free = [
             i
-            for i, candidate in enumerate(candidates)
-            if (idle[i] or self._can_join(candidate, tokens)) and (patience_over or _has_memory(candidate, needed))
+            for i, (rank, candidate) in enumerate(zip(ranks, candidates, strict=True))
+            if (idle[i] or self._can_join(candidate, tokens))
+            and (patience_over or _has_memory(rank, needed - candidate.hit_tokens, now))
         ]
         if not free:
             return self._for_the_soonest(ranks, idle)
@@ -459,24 +458,19 @@ class WaitingRoom:
 
 
 def _is_full(rank: Rank, now: float) -> bool:
-    """By the engine's last word on its KV memory, if that is fresh, and what was placed there and ended since."""
-    load, booked = rank.load, rank.booked
-    if load.kv_usage <= FULL or not booked.requests or now - load.at > STALE_LOAD_S:
+    if rank.load.kv_usage <= FULL or not rank.booked.requests:
         return False
-    pinned = load.kv_usage * rank.capacity_tokens + booked.fresh_tokens - rank.fresh_tokens_then
-    return pinned > FULL * rank.capacity_tokens
+    pinned = rank.pinned_tokens(now)
+    return pinned is not None and pinned > FULL * rank.capacity_tokens
 
 
-def _has_memory(candidate: Candidate, tokens: int) -> bool:
+def _has_memory(rank: Rank, tokens: int, now: float) -> bool:
     """Whether its KV cache has room for so many more: else it would wait there, or push another request out.
 
     A request that nothing else is in the way of is the engine's to refuse.
     """
-    told = candidate.capacity_tokens and candidate.kv_usage and candidate.load_age_s <= STALE_LOAD_S
-    if not told or not candidate.booked_requests:
-        return True
-    pinned = candidate.kv_usage * candidate.capacity_tokens + candidate.unreported_kv_tokens
-    return pinned + tokens - candidate.hit_tokens <= candidate.capacity_tokens
+    pinned = rank.pinned_tokens(now)
+    return pinned is None or not rank.booked.requests or pinned + tokens <= rank.capacity_tokens
 
 
 def _name_of_prompt(waiting: Waiting, lane: LaneName) -> tuple[LaneName, int, int] | None:
