@@ -346,11 +346,17 @@ class Brain:
         if delivered is not None and not rank.peers:
             rank.hits.add(placed.hit_tokens, delivered)
             self._correct(placed, delivered)
-        if placed.alone and placed.ask.stream and outcome.ttft_s is not None and outcome.finish == "complete":
-            cached = placed.hit_tokens if delivered is None else delivered
+        if outcome.finish == "complete":
             tokens = outcome.input_tokens
-            ttft_ms = (outcome.ttft_s - outcome.queue_s) * 1e3
-            rank.factor.observe(max(0, tokens - cached), tokens, ttft_ms=ttft_ms)
+            uncached = max(0, tokens - (placed.hit_tokens if delivered is None else delivered))
+            if not placed.ask.stream:
+                whole_ms = (outcome.took_s - outcome.queue_s) * 1e3
+                if whole_ms < rank.factor.rates.prefill_ms(
+                    uncached, tokens
+                ):  # it is faster than thought, if not how fast
+                    rank.factor.observe(uncached, tokens, ttft_ms=whole_ms)
+            elif placed.alone and outcome.ttft_s is not None:
+                rank.factor.observe(uncached, tokens, ttft_ms=(outcome.ttft_s - outcome.queue_s) * 1e3)
 
     def _correct(self, placed: Placed, delivered: int) -> None:
         """The engine's word against the index's: it loses confidence, or learns what it did not know."""
@@ -454,7 +460,8 @@ def _last_new_key(
 
 def _tell_room(room: WaitingRoom) -> Callable[[Record[Placed], float], None]:
     def prefill_ended(record: Record[Placed], now: float) -> None:
-        room.prefill_ended(record.owner.rank, record.prefill_us / 1e3, now)
+        took_ms = (now - record.at) * 1e3  # at most: an engine faster than thought is not to rest for what it never did
+        room.prefill_ended(record.owner.rank, min(record.prefill_us / 1e3, took_ms), now)
 
     return prefill_ended
 

@@ -82,13 +82,14 @@ class RecentDispatches:
         before = len(table)
         known = table.get
         if keys:
-            points = _checkpoints(keys)
+            reach = GRID[bisect_right(GRID, len(keys)) - 1]
+            last = keys[reach - 1]
             # Most prompts begin like one of the last seconds: where its first and last point are known, so are all.
-            if not known(points[0], 0) & known(points[-1], 0) & bit:
-                for key in points:
+            if not known(keys[0], 0) & known(last, 0) & bit:
+                for key in _checkpoints(keys):
                     table[key] = known(key, 0) | bit
-            if GRID[len(points) - 1] < len(keys):
-                generation.tails.setdefault((domain, points[-1]), {})[bit] = (len(keys), keys[-1])
+            if reach < len(keys):
+                generation.tails.setdefault((domain, last), {})[bit] = (len(keys), keys[-1])
                 generation.entries += 1
         for key, _ in text_keys[:TEXT_KEYS]:
             table[key] = known(key, 0) | bit

@@ -88,7 +88,10 @@ class BodyReader:
         reading = self.dialect.read(body, self._templates, self._variables)
         answered, turn = roles_of(body["messages"])
         opening = self._opening() if body.get("add_special_tokens") is True else NO_IDS
-        return Asked(self._pieces(reading.render()), opening, answered, turn)
+        pieces = self._pieces(reading.render())
+        return Asked(
+            pieces, opening, len(pieces) if answered else 0, turn
+        )  # which piece is whose, the text does not tell
 
     def _completion(self, body: Body) -> Asked:
         prompt, reason = first_of_batch(body.get("prompt", body.get("text")))
@@ -131,12 +134,15 @@ class ApproximateReader:
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             raise Unreadable("no messages")
         pieces: list[Piece] = []
+        answered = 0
         if body.get("tools"):
             pieces += _pseudo_pieces(_json(body["tools"]))
         for message in messages:
-            pieces += _pseudo_pieces(f"\x1e{message.get('role')}\x1f{_flat(message)}")
-        answered, turn = roles_of(messages)
-        return Asked(pieces, answered=answered, turn=turn)
+            role = message.get("role")
+            pieces += _pseudo_pieces(f"\x1e{role}\x1f{_flat(message)}")
+            if role == "assistant":
+                answered = len(pieces)
+        return Asked(pieces, answered=answered, turn=roles_of(messages)[1])
 
 
 def roles_of(messages: Sequence[Mapping[str, Any]]) -> tuple[bool, int]:
@@ -163,7 +169,7 @@ def ids_asked(ids: Any, reason: str = "") -> Asked:
         pieces = [array("I", ids[at : at + IDS_A_PIECE]) for at in range(0, len(ids), IDS_A_PIECE)]
     except (TypeError, OverflowError) as error:
         raise Unreadable("a prompt that is neither text nor token ids") from error
-    return Asked(pieces, answered=True, reason=reason)
+    return Asked(pieces, answered=len(pieces), reason=reason)
 
 
 def without_surrogates(text: str) -> str:

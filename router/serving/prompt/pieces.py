@@ -21,6 +21,6 @@ class Asked(msgspec.Struct, frozen=True):
 
     pieces: Sequence[Piece]
     opening: Ids = NO_IDS  # ids before the first piece
-    answered: bool = False  # it holds an answer of the model, so an engine has held its text
+    answered: int = 0  # so many pieces go up to the model's last answer: an engine held them, whoever asked
     turn: int = 1
     reason: str = ""

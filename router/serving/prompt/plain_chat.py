@@ -68,10 +68,11 @@ class PlainChat:
         if not SHAPING_FIELDS.isdisjoint(body):
             return None
         pieces: list[str] = []
-        frames, least, length = self._openings, self._least, 0
+        frames, least, length, before = self._openings, self._least, 0, 0
         try:
             messages = body["messages"]
             for message in messages:
+                before = len(pieces)
                 frame = frames[message["role"]]
                 content = message["content"]
                 if len(message) != 2 or type(content) is not str:
@@ -98,7 +99,8 @@ class PlainChat:
         if "assistant" not in frames:  # the last word is not the user's
             return None
         pieces += self._trail
-        return Asked(pieces, NO_IDS, len(messages) > 2, (len(messages) + 1) // 2)
+        answered = before if len(messages) > 2 else 0  # what the user says last comes after an answer
+        return Asked(pieces, NO_IDS, answered, (len(messages) + 1) // 2)
 
 
 def _holds_one_of(marks: Iterable[str], content: str) -> bool:

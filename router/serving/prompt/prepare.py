@@ -220,11 +220,9 @@ class ModelPrompts:
         count, first = len(hashes), len(known)
         if first == count:
             return self._exact_prompt(search)
-        # What nobody has asked before, no engine can hold; what may be held is worth knowing.
-        upto = self._seen.add(hashes, first)
-        if upto < count and (
-            asked.answered or self.limits.always or self._unseen_counts() or self._can_afford(asked.pieces[upto:])
-        ):
+        # What nobody has asked before, and no engine has answered, none can hold; what may be held is worth knowing.
+        upto = max(self._seen.add(hashes, first), asked.answered)
+        if upto < count and (self.limits.always or self._unseen_counts() or self._can_afford(asked.pieces[upto:])):
             upto = count
         return self._learn(search, upto) if upto > first else self._estimated(search, "", rest_later=True)
 

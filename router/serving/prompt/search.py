@@ -42,14 +42,9 @@ class Search(msgspec.Struct):
 def chain_hashes(pieces: Sequence[Piece], seed: int) -> list[int]:
     """Each hash stands for its piece and all before it. Raises UnicodeEncodeError for text with half a character."""
     digest = xxh3_64_intdigest
-    hashes: list[int] = []
     if isinstance(pieces[0], str):
-        for text in cast("Sequence[str]", pieces):
-            hashes.append(seed := digest(text.encode(), seed))
-    else:
-        for ids in cast("Sequence[Ids]", pieces):
-            hashes.append(seed := digest(ids, seed))
-    return hashes
+        return [seed := digest(text.encode(), seed) for text in cast("Sequence[str]", pieces)]
+    return [seed := digest(ids, seed) for ids in cast("Sequence[Ids]", pieces)]
 
 
 def weight(piece: Piece) -> int:

@@ -545,6 +545,22 @@ def test_prefill_rates_are_learned_from_requests_that_were_alone() -> None:
     assert rank.factor.rates.c1_ms == pytest.approx(0.01983 * rank.factor.value)
 
 
+def test_a_whole_answer_sooner_than_its_prefill_was_thought_to_take_tells_of_a_faster_engine() -> None:
+    """2,048 tokens by the prior: 49 ms. Later than that says nothing, since the answer's tokens took their time too."""
+    world = World("a")
+    factor = world.rank("a").factor
+    for took_s, expected in ((0.5, 1.0), (0.010, pytest.approx((10 - 6.66) / 42.27, rel=0.01))):
+        booking = world.place(ask(LONG, stream=False))
+        world.now += took_s
+        world.brain.release(
+            booking.id,
+            outcome(
+                input_tokens=2_048, took_s=took_s + 3, queue_s=3.0, ttft_s=None, stream=False, delivered_hit_tokens=0
+            ),
+        )
+        assert factor.value == expected
+
+
 async def test_sessions_one_at_a_time_spread_and_stay() -> None:
     """Paced traffic, where nothing overlaps: new sessions use all engines, each session stays on one."""
     world = World("a", "b", capacity_tokens=400_000)

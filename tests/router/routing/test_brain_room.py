@@ -115,6 +115,17 @@ async def test_who_has_to_wait_gets_the_engine_after_its_first_token_and_a_rest(
     assert lobby.brain.receipt("r2") is not None
 
 
+async def test_an_engine_faster_than_thought_does_not_rest_for_longer_than_it_worked() -> None:
+    """Nobody waits for the 42 ms that a prefill was thought to take, when the whole answer is there after 2."""
+    lobby = Lobby("a")
+    first = lobby.booked(ask(text(0), stream=False))
+    second = lobby.waits(ask(text(1, 9_000), id="r2"))
+    lobby.run_for(0.002)
+    lobby.brain.release(first.id, outcome(took_s=0.002, stream=False))
+    lobby.run_for(0.0021)
+    assert second.done()
+
+
 async def test_to_wait_for_the_booking_is_to_call_place() -> None:
     lobby = Lobby("a")
     first = await lobby.brain.place(ask(text(0)))

@@ -293,10 +293,16 @@ def test_another_domain_has_not_seen_it(make_prompts: MakePrompts) -> None:
     assert not now(prompts, CHAT, body, domain="b").exact, "its speed would tell what the other has sent"
 
 
-def test_a_conversation_with_an_answer_is_always_known(make_prompts: MakePrompts) -> None:
+def test_a_conversation_is_known_up_to_its_last_answer(
+    make_prompts: MakePrompts, tokenizer: HuggingFaceTokenizer
+) -> None:
     prompts = make_prompts(unseen_counts=False)
     assert not now(prompts, CHAT, chat("s", "u")).exact
-    assert now(prompts, CHAT, chat("s", "u", "the answer", "v")).exact
+    talk = now(prompts, CHAT, chat("s", "u", "the answer", "a new question"))
+    assert not talk.exact, "what comes behind the last answer nobody has seen"
+    upto = "<|turn|>system\ns<|end|>\n<|turn|>user\nu<|end|>\n<|turn|>assistant\nthe answer<|end|>\n"
+    assert talk.known_tokens == len(tokenizer.encode([upto])[0])
+    assert now(prompts, CHAT, chat("s", "u", "the answer", "a new question")).exact, "it was asked before"
     assert now(prompts, COMPLETION, {"prompt": [1] * 40}).exact
 
 
