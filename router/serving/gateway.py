@@ -107,7 +107,10 @@ class Gateway:
         self._receipts = receipts
 
     async def complete(self, request: HttpRequest, reply: Reply, path: str) -> None:
-        """Answer a completion request, as a `Run`. Cancelling that is how a client's leaving is made known."""
+        """Answer a request, as a `Run`. Cancelling that is how a client's leaving is made known.
+
+        `path`: as engines know it.
+        """
         passage = Passage()
         try:
             call = read_call(request, path, models=self._models, body_limit=self._body_limit)
@@ -138,6 +141,8 @@ class Gateway:
             answer.deliver(reply)
 
     def _read_prompt(self, call: Call) -> Prompt | Awaitable[Prompt]:
+        if not call.api.reads_prompt:
+            return call.api.unread_prompt(call.fields, len(call.body))
         prompts, lora = call.named.model.prompts, call.named.lora
         prepare = getattr(prompts, "prepare_now", prompts.prepare)
         try:
@@ -188,7 +193,7 @@ class Gateway:
         if not reply.started:
             reply.fail(error)
         elif attempt is not None and attempt.in_events:
-            reply.break_off(error, inside=attempt.inside)
+            reply.break_off(error, inside=attempt.inside, events=attempt.events)
         else:
             reply.break_off(None)
 
@@ -211,7 +216,7 @@ class Gateway:
         answered = isinstance(error, ClientError) and not reply.started
         return passage.outcome(
             reply,
-            status=reply.status if reply.started else error.status,
+            status=reply.status if reply.started else reply.api.status(error),
             finish="complete" if answered else "upstream_failed",
             error=class_of(error),
         )

@@ -19,6 +19,8 @@ _TRACE = re.compile(
 )  # SGLang 0.5.23 adds its own source lines to validation errors
 _MESSAGE_CHARS = 4096
 _NOT_THERE = "The engine does not serve this model or route."
+_NO_ROUTE = "The engine of this model does not serve this route."
+_ROUTE_MISSES = ("Not Found", "Method Not Allowed")  # FastAPI's words for a path or method it does not have
 _OWN_WORDS = {
     401: "The engine refused the gateway.",
     403: "The engine refused the gateway.",
@@ -68,6 +70,8 @@ def render_event(error: WarmrouteError) -> bytes:
 def engine_answer_error(status: int, body: bytes, retry_after: bytes | None = None) -> WarmrouteError:
     """What an engine's answer with another status than 200 means for the client."""
     answer = parse_object(body)
+    if status in (405, 501) or (status == 404 and answer is not None and answer.get("detail") in _ROUTE_MISSES):
+        return EngineRefusal(404, _NO_ROUTE, type="invalid_request_error", param=None, code="unknown_url")
     if 400 <= status < 500:
         return _engine_error(status, _error_object(answer) if answer is not None else {}, retry_after)
     if status >= 500:

@@ -94,7 +94,7 @@ class BodyReader:
         )  # which piece is whose, the text does not tell
 
     def _completion(self, body: Body) -> Asked:
-        prompt, reason = first_of_batch(body.get("prompt", body.get("text")))
+        prompt, reason = prompt_of(body)
         if not isinstance(prompt, str):
             return ids_asked(prompt, reason)
         if not prompt:
@@ -126,7 +126,7 @@ class ApproximateReader:
         if kind == "ids":
             return ids_asked(body["input_ids"])
         if kind == "completion":
-            prompt, reason = first_of_batch(body.get("prompt", body.get("text")))
+            prompt, reason = prompt_of(body)
             if not isinstance(prompt, str):
                 return ids_asked(prompt, reason)
             return Asked(list(_pseudo_pieces(prompt)), reason=reason)
@@ -149,6 +149,13 @@ def roles_of(messages: Sequence[Mapping[str, Any]]) -> tuple[bool, int]:
     """Whether the model has answered in this conversation, and how many user turns it has."""
     roles = [message.get("role") for message in messages]
     return "assistant" in roles, max(roles.count("user"), 1)
+
+
+def prompt_of(body: Body) -> tuple[Any, str]:
+    """The prompt of a body without messages, and what is left out of it. Raises `Unreadable`."""
+    if body.get("features"):
+        raise Unreadable("token ids that stand for images or sound")
+    return first_of_batch(body.get("prompt", body.get("text", body.get("token_ids"))))
 
 
 def first_of_batch(prompt: Any) -> tuple[Any, str]:

@@ -48,7 +48,18 @@ OnDifference = Literal["enforce", "warn", "off"]
 _ENGINE_CACHE_TOKENS = 4_000_000  # 16 MB of ids
 _ROOTS = 4_096  # (domain, salt, adapter) combinations remembered; each costs some microseconds to make again
 _RENDERED_FIELDS = (
-    *("messages", "prompt", "text", "input_ids", "tools", "tool_choice", "documents", "chat_template_kwargs"),
+    *(
+        "messages",
+        "prompt",
+        "text",
+        "input_ids",
+        "token_ids",
+        "features",
+        "tools",
+        "tool_choice",
+        "documents",
+        "chat_template_kwargs",
+    ),
     *("reasoning_effort", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
 )
 _UNREADABLE = (Unreadable, AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
@@ -331,6 +342,8 @@ class ModelPrompts:
         asked = self._engine_ids.get(name)
         try:
             if asked is None:
+                if "token_ids" in body:
+                    body = {**body, "prompt": body["token_ids"]}
                 ids = await asyncio.wait_for(self.engine_tokenize(path, body), self.limits.wait_s)
                 asked = ids_asked(ids)
                 self._engine_ids.put(name, asked, len(ids))
