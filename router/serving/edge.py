@@ -17,6 +17,7 @@ from urllib.parse import unquote
 from router.errors import MethodNotAllowed, UnknownRoute, WarmrouteError
 from router.http.messages import Header, Headers, Request, header_lines
 from router.serving.apis import APIS, OPENAI, ROUTES, Api
+from router.serving.apis.responses import NOT_STORED
 from router.serving.gateway import Gateway
 from router.serving.models import Models
 from router.serving.reply import Reply, Responder
@@ -78,6 +79,8 @@ class Edge:
             reply.fail(error)
 
     def _route_of_card(self, path: str) -> tuple[str, Callable[[Request, Reply], None]]:
+        if path.removeprefix("/v1").startswith("/responses/"):
+            raise UnknownRoute(NOT_STORED)
         full = path if path.startswith("/v1/") else "/v1" + path
         if not full.startswith(_MODELS):
             raise UnknownRoute("There is no such route.")
@@ -105,6 +108,8 @@ class Edge:
 
     def _complete(self, path: str, api: Api, request: Request, reply: Reply) -> None:
         reply.api = api
+        if api.id_header:
+            reply.lines += b"\r\n%b: %b" % (api.id_header, reply.request_id.encode())
         self._run(self._gateway.complete(request, reply, path), reply)
 
     def _list_models(self, request: Request, reply: Reply) -> None:

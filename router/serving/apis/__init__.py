@@ -7,8 +7,10 @@ under /v1 are there without it too, for a `base_url` that has none; engines get 
 from collections.abc import Mapping
 
 from router.serving.apis.api import Api
+from router.serving.apis.messages import CountTokens, Messages
 from router.serving.apis.openai import Chat, Completions, Generate
 from router.serving.apis.plain import Light, Pooling
+from router.serving.apis.responses import Responses
 
 OPENAI = Api()
 """How errors are said where no route was met."""
@@ -19,6 +21,9 @@ APIS: Mapping[str, Api] = {
     "/v1/chat/completions": Chat(),
     "/v1/completions": Completions(),
     "/inference/v1/generate": Generate(),
+    "/v1/responses": Responses(),
+    "/v1/messages": Messages(),
+    "/v1/messages/count_tokens": CountTokens(),
     "/v1/embeddings": _pooling,
     "/v2/embed": _pooling,  # Cohere's
     "/v1/rerank": _pooling,

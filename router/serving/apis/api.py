@@ -26,12 +26,14 @@ class Api:
     asks_for_usage  streams are asked for their usage, by OpenAI's `stream_options`
     is_form         bodies are multipart/form-data
     gathers         whole answers are gathered and sent at once; if not, bytes leave as they come
+    id_header       where its clients look for the request id, beside `x-request-id`
     """
 
     reads_prompt = False
     asks_for_usage = False
     is_form = False
     gathers = True
+    id_header = b""
 
     def check(self, fields: Fields) -> None:
         """Raises BadRequest for what cannot be served through a gateway. All else is the engine's to judge."""
