@@ -14,8 +14,9 @@ import orjson
 from router.core import Ask, Prompt
 from router.errors import BadRequest, BodyTooLarge
 from router.http.messages import Header, Headers
-from router.serving.apis import APIS
+from router.serving.apis import APIS, FORMS
 from router.serving.encoding import decode_body
+from router.serving.form import Form, read_form
 from router.serving.models import Models, Named
 from router.serving.splice import splice, value_of
 
@@ -50,35 +51,33 @@ class HttpRequest(Protocol):
 
 
 class Call:
-    """One request. `body` is the client's, decoded of any content coding; `fields` is what a parser makes of it."""
+    """One request.
+
+    body       the client's, decoded of any content coding
+    fields     what a parser makes of it
+    form       if it is one, and no JSON
+    forwarded  the headers of the client's that go along
+    """
 
     __slots__ = (
-        "api",
-        "body",
-        "choices",
-        "fields",
-        "named",
-        "path",
-        "salt",
-        "session",
-        "stream",
-        "trace",
+        "api", "body", "choices", "fields", "form", "forwarded", "named", "path", "salt", "session", "stream",
         "wants_usage",
-    )
+    )  # fmt: skip
 
-    def __init__(self, path: str, body: bytes, *, headers: Headers, models: Models) -> None:
+    def __init__(self, path: str, body: bytes, *, headers: Headers, models: Models, form: Form | None = None) -> None:
         """`path`: as engines know it. `headers`: the first value of each. Raises BadRequest and UnknownModel."""
         self.path = path
         self.api = APIS[path]
         self.body = body
-        self.fields = fields = parse_body(body)
+        self.form = form
+        self.fields = fields = parse_body(body) if form is None else form.fields
         self.named: Named = models.resolve(fields.get("model"))
         self.stream: bool = fields.get("stream") is True
         self.wants_usage = False
         self.choices = 1
         self.salt: str | None = None
         self.session: str | None = None
-        self.trace: Sequence[Header] = ()
+        self.forwarded: Sequence[Header] = () if form is None else ((b"content-type", form.content_type),)
         if not _RARE_FIELDS.isdisjoint(fields):
             self._read_rare_fields(fields)
         if not _RARE_HEADERS.isdisjoint(headers):
@@ -96,7 +95,8 @@ class Call:
             if name in headers:
                 self.session = headers[name].decode("latin-1")
                 break
-        self.trace = [(name, headers[name]) for name in _TRACE_HEADERS if name in headers]
+        traces = [(name, headers[name]) for name in _TRACE_HEADERS if name in headers]
+        self.forwarded = (*self.forwarded, *traces)
 
     def ask(self, request_id: str, prompt: Prompt, *, exclude: tuple[str, ...] = ()) -> Ask:
         model, lora = self.named
@@ -119,7 +119,12 @@ class Call:
         )
 
     def upstream_body(self, served: str, rank_fields: Mapping[str, bytes]) -> bytes:
-        """The body for an engine that knows the model as `served`: the client's bytes with the fields we own."""
+        """The body for an engine that knows the model as `served`: the client's bytes with the fields we own.
+
+        A form has room for none of these but the model.
+        """
+        if self.form is not None:
+            return self.form.naming(served, self.body)
         owned = dict(rank_fields)
         if self.fields.get("model") != served:
             owned["model"] = orjson.dumps(served)
@@ -141,6 +146,8 @@ def read_call(request: HttpRequest, path: str, *, models: Models, body_limit: in
         return _read_encoded(headers, body, path, models, body_limit)
     if len(body) > body_limit:
         raise BodyTooLarge(f"The request body is larger than {body_limit} bytes.")
+    if path in FORMS:
+        return _read_form(headers, body, path, models)
     return Call(path, body, headers=headers, models=models)
 
 
@@ -148,7 +155,14 @@ async def _read_encoded(headers: Headers, body: bytes, path: str, models: Models
     body = await decode_body(body, headers[b"content-encoding"], limit=limit)
     if len(body) > limit:
         raise BodyTooLarge(f"The request body is larger than {limit} bytes.")
+    if path in FORMS:
+        return await _read_form(headers, body, path, models)
     return Call(path, body, headers=headers, models=models)
+
+
+async def _read_form(headers: Headers, body: bytes, path: str, models: Models) -> Call:
+    form = await read_form(body, headers.get(b"content-type", b""))
+    return Call(path, body, headers=headers, models=models, form=form)
 
 
 def parse_body(body: bytes) -> dict[str, Any]:

@@ -7,10 +7,12 @@ from typing import NamedTuple, Protocol
 
 from router.core import Adapter, Instance
 from router.errors import EngineError, EngineUnreachable
+from router.serving.apis import FORMS
 
 Header = tuple[bytes, bytes]
 
-_ALWAYS: tuple[Header, ...] = ((b"content-type", b"application/json"), (b"accept", b"*/*"))
+_ALWAYS: tuple[Header, ...] = ((b"accept", b"*/*"),)
+_JSON: tuple[Header, ...] = ((b"content-type", b"application/json"),)  # a form's names its boundary: see `Call`
 
 
 class Receiver(Protocol):
@@ -55,7 +57,8 @@ class Engine:
         route = self._routes.get((path, rank))
         if route is None:
             added = self._adapter.upstream(self.instance, rank)
-            headers = (*_ALWAYS, *self._authorization(), *added.headers)
+            content = () if path in FORMS else _JSON
+            headers = (*content, *_ALWAYS, *self._authorization(), *added.headers)
             route = Route(self.pool.post_lines(path.encode("ascii"), headers), added.fields)
             self._routes[path, rank] = route
         return route

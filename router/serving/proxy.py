@@ -30,8 +30,8 @@ class Proxy:
         route = engine.route(call.path, booking.rank if booking.target_rank else None)
         attempt = Attempt(call, reply, booking.id, on_first_token=on_first_token, deadlines=self._deadlines)
         lines = b"%b\r\nx-request-id: %b" % (route.lines, reply.upstream_id)
-        if call.trace:
-            lines += header_lines(call.trace)
+        if call.forwarded:
+            lines += header_lines(call.forwarded)
         attempt.exchange = engine.pool.post(lines, call.upstream_body(booking.served, route.fields), attempt)
         self._deadlines.set_first_byte(attempt)
         return attempt
