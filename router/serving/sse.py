@@ -31,6 +31,7 @@ from router.serving.splice import without
 from router.serving.usage import parse_object, read_usage
 
 HELD_BYTES = 64 * 1024
+DONE = b"[DONE]"
 
 _ENDS = (b"\n\n", b"\r\n\r\n")
 _LINE_PAIRS = (b"\n\n", b"\n\r\n", b"\r\r")
@@ -88,7 +89,7 @@ class EventRelay:
         if not held or self.done or self.error is not None:
             return b""
         payload = _payload(held)
-        if payload and payload.strip() != b"[DONE]" and parse_object(payload) is None:
+        if payload and payload.strip() != DONE and parse_object(payload) is None:
             return b""
         return self._event(held)
 
@@ -150,9 +151,6 @@ class EventRelay:
     def _event(self, event: bytes) -> bytes:
         """The bytes to pass on for one event."""
         payload = _payload(event)
-        if payload.strip() == b"[DONE]":
-            self.done, self.tail = True, event
-            return b""
         if payload:
             event = self._read(event, payload)
         if event:
@@ -197,6 +195,9 @@ class SseRelay(EventRelay):
             self.first_token = True
 
     def _read(self, event: bytes, payload: bytes) -> bytes:
+        if payload.strip() == DONE:
+            self.done, self.tail = True, event
+            return b""
         chunk = parse_object(payload)
         if chunk is None:
             return event

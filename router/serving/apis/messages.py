@@ -92,9 +92,9 @@ class MessagesRelay(NamedEventRelay):
 
     def failed(self, name: bytes, fields: dict[str, Any]) -> dict[str, Any] | None:
         error = super().failed(name, fields)
-        if error is not None and "code" not in error:
-            return {**error, "code": _STATUS_OF.get(str(error.get("type")), 500)}
-        return error
+        if error is None:
+            return {"code": 500} if name == b"error" else None
+        return error if "code" in error else {**error, "code": _STATUS_OF.get(str(error.get("type")), 500)}
 
     def look(self, name: bytes, event: bytes, fields: dict[str, Any] | None) -> None:
         if fields is None or name not in (b"message_start", b"message_delta"):
