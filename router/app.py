@@ -159,7 +159,7 @@ class Running:
         # The request's path
         engines, models = Engines(self._pool), Models(expected=expected_models(config))
         self._at_end(engines.aclose)
-        proxy = Proxy(engines, first_byte_s=config.timeouts.first_byte_s)
+        proxy = Proxy(engines)
         self._at_end(proxy.close)
         roster = Roster(
             config,
@@ -180,6 +180,8 @@ class Running:
             body_limit=int(config.listen.max_body_bytes),
             receipts=config.listen.receipts,
             tools_order=tools_order,
+            retry_share=config.failover.share,
+            dice=dice,
         )
         self.live = LiveView(
             fleet=fleet,

@@ -346,7 +346,7 @@ class Booking(msgspec.Struct, frozen=True, gc=False):
     predicted_prefill_ms: float
     alone: bool  # nobody else of ours was on that rank
     policy: str
-    attempts_left: tuple[str, ...] = ()  # further instances, best first
+    attempts_left: tuple[str, ...] = ()  # further instances that can serve it
 
 
 Finish = Literal["complete", "client_gone", "upstream_failed"]
@@ -388,6 +388,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     attempts: int = 1
     error: str = ""  # a class of error, never a text of the engine
     events: int = 0  # stream events the client was sent: what stands for output tokens where there is no usage
+    retry_after_s: float | None = None  # when the engine said it may be asked again
 
 
 # ---------------------------------------------------------------------------------------------------------------------

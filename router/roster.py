@@ -24,7 +24,9 @@ from router.core import Adapter, EngineFacts, Instance, Outcome
 from router.errors import EngineError, EngineProtocolError, EngineUnreachable
 from router.routing.feed import Feed
 from router.routing.fleet import Fleet, Health, Rank
+from router.serving.deadlines import TimeLimits
 from router.serving.engines import Engines
+from router.serving.failover import FailoverRule, Fault
 from router.serving.models import Models, ServedModel
 from router.serving.prompt import ModelPrompts, Parity, PromptLimits, check, load_prompts
 
@@ -198,6 +200,10 @@ class Roster:
                 loras=tuple(sorted(self._fleet.loras(name))),
                 max_model_tokens=self._fleet.max_model_tokens(name),
                 created=self._created,
+                limits=_limits(self._config, name),
+                failover=_failover(self._config, name),
+                fallbacks=self._config.model(name).fallbacks,
+                larger=self._config.model(name).context_window_fallbacks,
             )
             for name, prompts in self.prompts.items()
         ]
@@ -328,6 +334,24 @@ class Roster:
 
 
 _NOT_COMPARED = Parity("UNCHECKED", "not compared, by configuration")
+
+
+def _limits(config: Config, model: str) -> TimeLimits:
+    general, own = config.timeouts, config.model(model).timeouts
+    return TimeLimits(
+        own.first_byte_s or general.first_byte_s, own.between_s or general.between_s, own.total_s or general.total_s
+    )
+
+
+def _failover(config: Config, model: str) -> FailoverRule:
+    rule = config.model(model).failover or config.failover
+    return FailoverRule(
+        attempts=rule.attempts,
+        retry_on=frozenset(map(Fault, rule.retry_on)),
+        within_s=rule.within_s,
+        wait_s=rule.wait_s,
+        move_on_s=rule.move_on_s,
+    )
 
 
 def _tokenizer(settings: Model, facts: EngineFacts) -> str | None:

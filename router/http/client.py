@@ -109,6 +109,16 @@ class Pool:
         parts = (head + body,) if len(body) <= ONE_WRITE_BYTES else (head, body)
         return self._begin(Exchange(self, receiver, parts, head_only=False))
 
+    async def answers(self, *, within_s: float) -> bool:
+        """Whether somebody takes a connection there now. Sends nothing."""
+        try:
+            async with asyncio.timeout(within_s):
+                _, writer = await asyncio.open_connection(self._host, self._port)
+        except OSError:  # TimeoutError is one
+            return False
+        writer.close()
+        return True
+
     async def aclose(self) -> None:
         """Cut every connection; running exchanges end with an error."""
         self._closed = True

@@ -38,9 +38,14 @@ MEMORY_BOUND = 0.9
 TELLING_TOKENS = 8
 """Shorter answers say more of one step than of the time per token."""
 FAILURES_TO_SUSPECT = 3
-FAILING_S = 10.0
-"""How long a rank is avoided that is there and fails what it is sent, such as one whose core is dead."""
+BUSY_S = 1.0
+BUSY_AT_MOST_S = 60.0
+"""How long a rank is avoided that said it is busy: as long as it asked for, within these bounds."""
 UNREACHABLE = frozenset({"engine_unreachable", "EngineUnreachable"})
+BUSY = frozenset({"engine_429", "engine_503"})
+NO_FAULT = frozenset({"engine_404", "total_timeout"})
+"""It lacks a model or a route, or the client gave it little time: nothing is wrong with what else it does."""
+REFUSES_US = frozenset({"engine_401", "engine_403"})
 
 _NO_KEYS: Sequence[int] = ()
 
@@ -243,7 +248,7 @@ class Brain:
         self._decided(took_us)
         if self._shadows is not None:
             self._shadows.note(snapshot, decision, among)
-        return self._book(ask, decision, now)
+        return self._book(ask, decision, now, look)
 
     def _snapshot_of(self, ask: Ask, look: Look, now: float) -> Snapshot:
         objective = self._ttft_slo_ms
@@ -273,7 +278,7 @@ class Brain:
 
     # --- booking
 
-    def _book(self, ask: Ask, decision: Decision, now: float) -> Booking:
+    def _book(self, ask: Ask, decision: Decision, now: float, look: Look) -> Booking:
         chosen, prompt = decision.scored[0].candidate, ask.prompt
         rank = self._fleet.rank(chosen.instance, chosen.rank)
         assert rank is not None  # nothing has run since it was a candidate
@@ -293,10 +298,11 @@ class Brain:
             last_key=_last_new_key(rank, prompt, keys, held_tokens=held, size=size),
             streams=ask.stream,
         )
+        self._fleet.probe(rank, now)
         rank.recent.add(uncached, now)
         rank.dispatches += 1
         self._expect(rank, ask, keys, size, uncached_blocks=uncached // size, now=now)
-        return _booking(ask, decision, rank, record)
+        return _booking(ask, decision, rank, record, look)
 
     def _expect(
         self, rank: Rank, ask: Ask, keys: Sequence[int], size: int, *, uncached_blocks: int, now: float
@@ -323,11 +329,21 @@ class Brain:
         self._excuse(rank, record)
         if outcome.finish == "upstream_failed":
             self._forget_dispatch(record)
+            self._note_failure(rank, outcome, now)
+
+    def _note_failure(self, rank: Rank, outcome: Outcome, now: float) -> None:
+        error = outcome.error
+        if error in BUSY:  # it says so itself, and is well otherwise
+            asked_s = outcome.retry_after_s or BUSY_S
+            self._fleet.suspect(rank, "said it is busy", now=now, for_s=min(BUSY_AT_MOST_S, max(BUSY_S, asked_s)))
+        elif error in UNREACHABLE:
+            self._fleet.suspect(rank, "refused a connection", now=now, for_s=UNREACHABLE_S)
+        elif error in REFUSES_US:
+            self._fleet.suspect(rank, "refuses the gateway's key", now=now)
+        elif error not in NO_FAULT:
             rank.failures += 1
-            if outcome.error in UNREACHABLE:
-                self._fleet.suspect(rank, "refused a connection", now=now, for_s=UNREACHABLE_S)
-            elif rank.failures >= FAILURES_TO_SUSPECT:
-                self._fleet.suspect(rank, f"failed {rank.failures} requests in a row", now=now, for_s=FAILING_S)
+            if rank.failures >= FAILURES_TO_SUSPECT:
+                self._fleet.open(rank, f"failed {rank.failures} requests in a row", now=now)
 
     def _forget_dispatch(self, record: Record[Placed]) -> None:
         """It may never have begun what siblings would be sent after."""
@@ -406,7 +422,7 @@ def _prefix(prompt: Prompt) -> int:
     return prompt.text_keys[0][0] if prompt.text_keys else 0
 
 
-def _booking(ask: Ask, decision: Decision, rank: Rank, record: Record[Placed]) -> Booking:
+def _booking(ask: Ask, decision: Decision, rank: Rank, record: Record[Placed], look: Look) -> Booking:
     instance, facts = rank.instance, rank.facts
     best_hit_tokens = 0
     others: dict[str, None] = {}
@@ -415,6 +431,8 @@ def _booking(ask: Ask, decision: Decision, rank: Rank, record: Record[Placed]) -
         if candidate.hit_tokens > best_hit_tokens:
             best_hit_tokens = candidate.hit_tokens
         others[candidate.instance] = None
+    if len(decision.scored) < len(look.candidates):  # some had no room just now
+        others.update(dict.fromkeys([candidate.instance for candidate in look.candidates]))
     del others[instance.id]
     return Booking(
         record.id,

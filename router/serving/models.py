@@ -9,6 +9,8 @@ import msgspec
 
 from router.core import Prompt
 from router.errors import BadRequest, NoEngine, UnknownModel
+from router.serving.deadlines import TimeLimits
+from router.serving.failover import FailoverRule
 
 _SHOWN_CHARS = 100
 _JOINING_S = 2.0
@@ -27,7 +29,10 @@ class Prompts(Protocol):
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    """One public model. `aliases` and `loras` are further names for it; a LoRA's name also chooses the adapter."""
+    """One public model. `aliases` and `loras` are further names for it; a LoRA's name also chooses the adapter.
+
+    fallbacks: models to ask when its engines cannot answer. larger: when a prompt is too long for it.
+    """
 
     name: str
     prompts: Prompts
@@ -35,6 +40,10 @@ class ServedModel(msgspec.Struct, frozen=True):
     loras: tuple[str, ...] = ()
     max_model_tokens: int | None = None
     created: int = 0  # Unix time
+    limits: TimeLimits = TimeLimits()
+    failover: FailoverRule = FailoverRule()
+    fallbacks: tuple[str, ...] = ()
+    larger: tuple[str, ...] = ()
 
 
 class Named(NamedTuple):
@@ -72,6 +81,9 @@ class Models:
         if isinstance(name, str) and (named := self._names.get(name)) is not None:
             return named
         return self._without(name)
+
+    def find(self, name: str) -> Named | None:
+        return self._names.get(name)
 
     def _without(self, name: object) -> Named:
         """What a request stands for whose name of a model, if it has one, is not known."""
