@@ -17,7 +17,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from multiprocessing.process import BaseProcess
@@ -51,7 +51,7 @@ from router.routing.trace_log import TraceLog
 from router.routing.waiting_room import RoomLimits
 from router.serving.edge import Edge
 from router.serving.engines import Engines
-from router.serving.gateway import Gateway
+from router.serving.gateway import Gateway, Listener
 from router.serving.models import Models
 from router.serving.proxy import Proxy
 from router.serving.tools_order import ToolsOrder
@@ -74,6 +74,7 @@ class Running:
     """A gateway, from `async with` to its end. `url` and `admin_url` are where it listens; `live` is `core.Live`.
 
     `door`: what stands between serving and routing, e.g. a socket (`router/wire.py`); by default nothing does.
+    `listeners`: who else is told of every Outcome.
     """
 
     url: str
@@ -81,12 +82,19 @@ class Running:
     live: LiveView
 
     def __init__(
-        self, config: Config, *, admin: AdminMode = "inline", drain_s: float = DRAIN_S, door: Door | None = None
+        self,
+        config: Config,
+        *,
+        admin: AdminMode = "inline",
+        drain_s: float = DRAIN_S,
+        door: Door | None = None,
+        listeners: Sequence[Listener] = (),
     ) -> None:
         self._config = config
         self._admin: AdminMode = admin if config.admin.enabled else "off"
         self._drain_s = drain_s
         self._door = door
+        self._listeners = listeners
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Running:
@@ -176,11 +184,15 @@ class Running:
             models,
             placement,
             proxy,
-            listeners=(telemetry.observe, roster.observe, *((log_access,) if config.listen.access_log else ())),
+            listeners=(
+                *(telemetry.observe, roster.observe, *self._listeners),
+                *((log_access,) if config.listen.access_log else ()),
+            ),
             body_limit=int(config.listen.max_body_bytes),
             receipts=config.listen.receipts,
             tools_order=tools_order,
             retry_share=config.failover.share,
+            on_fault=telemetry.fault,
             dice=dice,
         )
         self.live = LiveView(

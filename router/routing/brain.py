@@ -16,7 +16,7 @@ import msgspec
 
 from router.core import Ask, Booking, Candidate, Decision, Outcome, Policy, Prompt, Snapshot
 from router.errors import NoEngine, WarmrouteError
-from router.routing.bookings import Bookings, Record
+from router.routing.bookings import LEASE_FACTOR, Bookings, Record
 from router.routing.decide import LEAST_BOOKED, decide
 from router.routing.fleet import Fleet, Rank
 from router.routing.holdings import Holdings, promised_tokens
@@ -43,6 +43,11 @@ BUSY_AT_MOST_S = 60.0
 """How long a rank is avoided that said it is busy: as long as it asked for, within these bounds."""
 UNREACHABLE = frozenset({"engine_unreachable", "EngineUnreachable"})
 BUSY = frozenset({"engine_429", "engine_503"})
+STUCK = 3
+STUCK_S = 5.0
+COMPARE_S = 1.0
+"""So many requests without a first token, the oldest for so long beyond what was thought, while others of the model
+answer: the rank is avoided before the lease of any of them has run out. Looked for no more often than this."""
 NO_FAULT = frozenset({"engine_404", "total_timeout"})
 """It lacks a model or a route, or the client gave it little time: nothing is wrong with what else it does."""
 REFUSES_US = frozenset({"engine_401", "engine_403"})
@@ -108,6 +113,7 @@ class Brain:
         self._receipts = Receipts()
         self.room: WaitingRoom | None = None
         self._joint: set[str] = set()
+        self._compare_at = 0.0
         unknown = {default_policy, *self._by_model.values()} - set(policies)
         if unknown:
             raise ValueError(f"no such policy: {', '.join(sorted(unknown))}")
@@ -157,10 +163,13 @@ class Brain:
         return waiting if isinstance(waiting, Booking) else self._future_of(waiting)
 
     def progress(self, booking_id: int) -> None:
-        record = self._bookings.first_token(booking_id, self._clock())
+        now = self._clock()
+        record = self._bookings.first_token(booking_id, now)
         if record is not None:
             rank = record.owner.rank
             self._fleet.trust(rank)
+            if now >= self._compare_at:
+                self._compare(rank, now)
             if not record.owner.alone and rank.load.kv_usage < MEMORY_BOUND:
                 rank.factor.served(record.owner.work_ms, record.took_us / 1e3)
 
@@ -175,6 +184,17 @@ class Brain:
                 self.room.answered(record.owner.ask.tenant, _decode_ms(record, outcome))
                 _tell_times(self.room, record, outcome)
                 self.room.wake(now)
+
+    def _compare(self, answering: Rank, now: float) -> None:
+        """Engines whose health is green and that answer nobody are told by those that do."""
+        self._compare_at = now + COMPARE_S
+        for rank in self._fleet.ranks_of(answering.instance.model):
+            head = rank.booked.head
+            if head is None or rank is answering or len(rank.booked.prefills) < STUCK:
+                continue
+            patience_s = LEASE_FACTOR * rank.booked.prefill_us / 1e6 + STUCK_S
+            if now - max(head.at, rank.booked.head_since) > patience_s:
+                self._fleet.suspect(rank, f"{len(rank.booked.prefills)} requests without a first token", now=now)
 
     def _future_of(self, waiting: Waiting) -> asyncio.Future[Booking]:
         future: asyncio.Future[Booking] = asyncio.get_running_loop().create_future()

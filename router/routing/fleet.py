@@ -233,6 +233,9 @@ class Fleet:
             self._starting.pop(rank.id, None)
         return ranks
 
+    def ranks_of(self, model: str) -> list[Rank]:
+        return [rank for rank in self if rank.instance.model == model]
+
     def instances(self) -> list[Instance]:
         return [ranks[0].instance for ranks in self._members.values()]
 
@@ -313,7 +316,7 @@ class Fleet:
         self.suspect(rank, reason, now=now, for_s=for_s)
 
     def probe(self, rank: Rank, now: float) -> None:
-        """A request is sent there. If the rank was suspected, it is the only one until its answer comes, or too late."""
+        """A request is sent there. If the rank was suspected, no other is before that is answered or long overdue."""
         if rank.id in self._suspects and now >= rank.suspect_until:
             rank.suspect_until = now + PROBE_S
 

@@ -108,9 +108,11 @@ class Gateway:
         receipts: bool = False,
         tools_order: ToolsOrder | None = None,
         retry_share: float = 0.1,
+        on_fault: Callable[[str, str], None] = lambda model, fault: None,
         dice: random.Random | None = None,
     ) -> None:
-        """`retry_share`: of the requests, so many attempts may be made again (`failover.py`)."""
+        """`retry_share`: of the requests, so many attempts may be made again. `on_fault`: told of a model whose engine
+        failed before its first byte, and how (`failover.py`)."""
         self._models = models
         self._tools_order = tools_order
         self._place: Callable[[Ask], Booking | Awaitable[Booking]] = getattr(placement, "place_now", placement.place)
@@ -121,6 +123,7 @@ class Gateway:
         self._body_limit = body_limit
         self._receipts = receipts
         self._budget = RetryBudget(retry_share)
+        self._on_fault = on_fault
         self._quarantine = Quarantine()
         self._dice = dice or random.Random()
 
@@ -181,7 +184,7 @@ class Gateway:
             passage.queue_s += time.monotonic() - asked
         passage.booking = booking
         passage.attempts += 1
-        reply.receipt = self._receipt(booking)
+        reply.receipt = self._receipt(booking, passage.attempts)
         attempt = passage.attempt = self._proxy.begin(
             call,
             booking,
@@ -259,7 +262,9 @@ class Gateway:
     async def _fault(self, call: Call, booking: Booking, error: WarmrouteError) -> Fault | None:
         fault = fault_of(error)
         if fault is Fault.RESET and not await asyncio.ensure_future(self._proxy.is_there(booking.instance)):
-            return Fault.DIED
+            fault = Fault.DIED
+        if fault is not None:
+            self._on_fault(call.named.model.name, fault)
         return fault
 
     def _other_model(self, call: Call, error: WarmrouteError, asked: set[str]) -> Named | None:
@@ -313,21 +318,25 @@ class Gateway:
             retry_after_s=error.retry_after_s,
         )
 
-    def _receipt(self, booking: Booking) -> bytes:
+    def _receipt(self, booking: Booking, attempts: int) -> bytes:
         predicted = b"\r\nx-warmroute-predicted-tokens: %d" % booking.predicted_hit_tokens
+        if attempts > 1:
+            predicted += b"\r\nx-warmroute-attempts: %d" % attempts
         if not self._receipts:
             return predicted
         return predicted + header_lines(((b"x-warmroute-instance", booking.instance.encode("latin-1", "replace")),))
 
 
 def _first_byte_s(call: Call, booking: Booking, tries: Tries | None) -> float:
-    """How long a first byte is waited for: less where there is another engine to go to."""
-    limit, rule = call.limits.first_byte_s, call.named.model.failover
+    """How long a first byte is waited for: less where there is another engine, or model, to go to."""
+    model = call.named.model
+    limit, rule = call.limits.first_byte_s, model.failover
     if rule.move_on_s is None or rule.move_on_s >= limit or Fault.SILENT not in rule.retry_on:
         return limit
     attempts_left = rule.attempts - 1 if tries is None else tries.left
     failed = () if tries is None else tries.failed
-    return rule.move_on_s if attempts_left > 0 and set(booking.attempts_left).difference(failed) else limit
+    elsewhere = attempts_left > 0 and not set(failed).issuperset(booking.attempts_left)
+    return rule.move_on_s if elsewhere or model.fallbacks else limit
 
 
 async def _in_time(booking: asyncio.Future[Booking], call: Call, passage: Passage) -> Booking:
