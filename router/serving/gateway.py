@@ -20,6 +20,7 @@ from router.serving.openai_errors import CONTEXT_LENGTH_EXCEEDED, EngineFailure,
 from router.serving.proxy import Proxy
 from router.serving.quarantine import Quarantine
 from router.serving.reply import Reply
+from router.serving.split import choose
 from router.serving.tools_order import ToolsOrder
 
 _log = logging.getLogger(__name__)
@@ -33,11 +34,12 @@ Listener = Callable[[Outcome], None]
 class Passage:
     """What has become of one request so far; at its end, its Outcome."""
 
-    __slots__ = ("attempt", "attempts", "began", "booking", "call", "prompt", "queue_s", "started_at")
+    __slots__ = ("asked_model", "attempt", "attempts", "began", "booking", "call", "prompt", "queue_s", "started_at")
 
     def __init__(self) -> None:
         self.began = time.monotonic()
         self.started_at = time.time()
+        self.asked_model = ""
         self.call: Call | None = None
         self.prompt: Prompt | None = None
         self.booking: Booking | None = None
@@ -83,6 +85,7 @@ class Passage:
             error,
             attempt.events if attempt is not None else 0,
             retry_after_s,
+            self.asked_model,
         )
 
 
@@ -134,6 +137,8 @@ class Gateway:
             call = read_call(request, path, models=self._models, body_limit=self._body_limit)
             if not isinstance(call, Call):
                 call = await asyncio.ensure_future(call)
+            if call.named.model.split:
+                passage.asked_model, call = call.named.model.name, self._of_arm(call)
             passage.call = call
             self._budget.request()
             if self._quarantine and self._quarantine.holds(call.body):
@@ -160,6 +165,11 @@ class Gateway:
         else:
             self._end(passage, passage.outcome(reply, status=200, finish="complete"))
             answer.deliver(reply)
+
+    def _of_arm(self, call: Call) -> Call:
+        """The call as one for the model that a split chooses. Raises NoEngine while that has not joined."""
+        model = call.named.model
+        return call.asked_of(self._models.resolve(choose(model.split, model.name, call.session, call.fields)))
 
     def _read_prompt(self, call: Call) -> Prompt | Awaitable[Prompt]:
         prompts, lora = call.named.model.prompts, call.named.lora
