@@ -137,6 +137,7 @@ class Roster:
         self._leaving: dict[str, asyncio.Task[None]] = {}  # by instance
         self._rates: dict[str, Rates | None] = {}  # by instance, as configured
         self._stale: set[str] = set()  # models whose prompts are to be read otherwise
+        self._left: set[str] = set()  # models of engines that have gone
         self._tasks: set[asyncio.Task[None]] = set()
         self._unreported: dict[str, int] = {}
 
@@ -281,24 +282,13 @@ class Roster:
         for told in (self._checked, self._found, self._rates, self._unreported):
             told.pop(instance_id, None)
         if known is not None:
-            self._drop_model(known.model)
+            self._left.add(known.model)
 
     def _stay(self, instance_id: str) -> None:
         leaving = self._leaving.pop(instance_id, None)
         if leaving is not None:
             leaving.cancel()
             self._fleet.undrain(instance_id, now=self._clock())
-
-    def _drop_model(self, name: str) -> None:
-        """Nobody serves it. A name that may come back stays: clients try again after a 503, not after a 404."""
-        awaited = any(
-            member.engine.model == name
-            or (member.engine.model is None and (member.engine.discovered or not member.ids))
-            for member in self._members.values()
-        )
-        if name not in self._fleet.models() and not awaited:
-            self.prompts.pop(name, None)
-            self._list_models()
 
     # --- models and their prompts
 
@@ -310,10 +300,26 @@ class Roster:
                 if known and (name not in self.prompts or name in self._stale):
                     self._stale.discard(name)
                     await self._load_prompts(name, known[0])
+            self._drop_models()
             self._list_models()
             for instance in self._fleet.instances():
                 await self._compare(instance)
             await asyncio.sleep(REFRESH_S if self._shown else 0.05)
+
+    def _drop_models(self) -> None:
+        """Those that nobody serves any more, nor will: clients try again after a 503, not after a 404."""
+        served = self._fleet.models().keys()
+        for name in list(self._left):
+            if name in served or not any(self._may_serve(member, name) for member in self._members.values()):
+                self._left.discard(name)
+                if name not in served:
+                    self.prompts.pop(name, None)
+
+    @staticmethod
+    def _may_serve(member: _Member, name: str) -> bool:
+        """It says so, or it has not told yet what it serves."""
+        engine = member.engine
+        return engine.model == name or (engine.model is None and (engine.discovered or not member.ids))
 
     def _list_models(self) -> None:
         shown = [
