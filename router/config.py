@@ -115,6 +115,16 @@ class Cors(Section):
     """Browser origins that may call the API, e.g. https://chat.example.com; "*" for any. None by default."""
 
 
+class Drain(Section):
+    """What SIGTERM begins. /readyz says 503 at once, so that balancers send their requests elsewhere."""
+
+    accept_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5.0
+    """So long, seconds, new connections and requests are still taken: until every balancer has noticed."""
+    finish_s: Seconds = 120.0
+    """So long after the signal, seconds, running requests go on; those that are left end with an error. Whoever sent
+    the signal must wait longer than this before it kills (Kubernetes: terminationGracePeriodSeconds, by default 30)."""
+
+
 class Listen(Section):
     """The inference API: what clients take as base_url."""
 
@@ -130,6 +140,8 @@ class Listen(Section):
     """A larger request body is refused with 413."""
     keep_alive_s: Seconds = 75.0
     """How long an idle client connection is kept open, seconds."""
+    drain: Drain = Drain()
+    """How the gateway ends."""
     receipts: bool = False
     """Adds x-warmroute-instance, the name of the engine that answered. It shows how requests are placed, so leave it
     off where clients must not learn of each other. The token counts are there in any case:
@@ -561,6 +573,9 @@ def _contradictions(config: Config) -> Iterator[Mistake]:
     yield from _engine_clashes(config)
     yield from _policy_clashes(config.policy)
     yield from _port_clashes(config)
+    drain = config.listen.drain
+    if drain.accept_s > drain.finish_s:
+        yield ("listen", "drain", "accept_s"), f"is longer than finish_s ({drain.finish_s:g}): no request outlives that"
 
 
 def _failover_mistakes(config: Config) -> Iterator[Mistake]:

@@ -436,6 +436,25 @@ class Live(Protocol):
 
     async def readiness(self) -> dict[str, Any]: ...
 
+    async def instances(self) -> list[dict[str, Any]]:
+        """One row an engine: what it serves, its state and why, how many requests of ours run there."""
+        ...
+
+    async def drain(self, instance_id: str) -> dict[str, Any]:
+        """No new requests for an engine; its row. Raises UnknownInstance."""
+        ...
+
+    async def undrain(self, instance_id: str) -> dict[str, Any]:
+        """Raises UnknownInstance, and Conflict for an engine that is no longer configured."""
+        ...
+
+    async def reload(self) -> dict[str, Any]:
+        """Reads the configuration again and takes it over: what changed and what needs a restart.
+
+        {"mistakes": […]} where the old one stays in force. Raises Conflict where there is nothing to read.
+        """
+        ...
+
     async def requests(self, request_id: str | None) -> list[dict[str, Any]]:
         """Receipts of the last requests, newest first, or the one asked for."""
         ...

@@ -112,11 +112,32 @@ class Brain:
         self._dice = dice
         self._receipts = Receipts()
         self.room: WaitingRoom | None = None
+        self._every_policy = False
         self._joint: set[str] = set()
         self._compare_at = 0.0
         unknown = {default_policy, *self._by_model.values()} - set(policies)
         if unknown:
             raise ValueError(f"no such policy: {', '.join(sorted(unknown))}")
+
+    def reconfigure(
+        self,
+        *,
+        policies: Mapping[str, Policy],
+        default_policy: str,
+        model_policies: Mapping[str, str],
+        ttft_slo_ms: Callable[[int], float] | None,
+        shadows: Shadows | None,
+    ) -> None:
+        """For all decisions from now on; who waits in the room is placed by the new policies too."""
+        self._policies, self._default, self._by_model = policies, default_policy, model_policies
+        self._ttft_slo_ms, self._shadows = ttft_slo_ms, shadows
+        if self.room is not None:
+            self._joint = self._joint_ones()
+
+    def _joint_ones(self) -> set[str]:
+        return {
+            name for name, policy in self._policies.items() if self._every_policy or getattr(policy, "joint", False)
+        }
 
     def open_room(
         self,
@@ -130,9 +151,8 @@ class Brain:
 
         Those of a policy that is not `joint` do not (policies/README.md), unless it is for `every_policy`.
         """
-        self._joint = {
-            name for name, policy in self._policies.items() if every_policy or getattr(policy, "joint", False)
-        }
+        self._every_policy = every_policy
+        self._joint = self._joint_ones()
         self.room = room = WaitingRoom(self, call_at=call_at, clock=self._clock, rule=rule, limits=limits)
         self._bookings.prefill_ended = _tell_room(room)
         return room

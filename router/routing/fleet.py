@@ -220,6 +220,8 @@ class Fleet:
         if known and (known[0].instance.url, known[0].instance.model) == (instance.url, instance.model):
             for rank in known:
                 rank.take(instance, rank.facts)
+                if rates != rank.factor.configured:  # what was learned corrects what was said before
+                    rank.factor = PrefillFactor(rates, self._pace(instance))
         else:
             self._members[instance.id] = [Rank(instance, 0, rates=rates, now=now, pace=self._pace(instance))]
         self._changed()
@@ -289,6 +291,14 @@ class Fleet:
         if changed:
             self._changed()
         return changed
+
+    def drain(self, instance_id: str, reason: str, *, now: float) -> None:
+        """No new requests. Those that run go on, and what it holds stays known: its events are still heard."""
+        for rank in self._members.get(instance_id, ()):
+            if rank.health is not Health.DRAINING:
+                rank.health, rank.since = Health.DRAINING, now
+            rank.reason = reason
+        self._changed()
 
     def undrain(self, instance_id: str, *, now: float) -> None:
         for rank in self._members.get(instance_id, ()):

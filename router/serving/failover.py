@@ -81,16 +81,16 @@ def fault_of(error: WarmrouteError) -> Fault | None:
 class RetryBudget:
     """Attempts that may be made again: one for every `1 / share` requests, and up to `burst` at once."""
 
-    __slots__ = ("_burst", "_left", "_share")
+    __slots__ = ("_burst", "_left", "share")
 
     def __init__(self, share: float, *, burst: float = 10.0) -> None:
-        self._share = share
+        self.share = share
         self._burst = burst
         self._left = burst
 
     def request(self) -> None:
         """A request has come."""
-        left = self._left + self._share
+        left = self._left + self.share
         self._left = left if left < self._burst else self._burst
 
     def spend(self) -> bool:

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Sequence
 
 from router.core import Ask, Booking, DeliveredSource, Finish, Outcome, Placement, Prompt
-from router.errors import ClientError, EngineTimeout, NoEngine, RoomFull, WaitedTooLong, WarmrouteError
+from router.errors import ClientError, EngineTimeout, NoEngine, RoomFull, ShuttingDown, WaitedTooLong, WarmrouteError
 from router.http.messages import header_lines
 from router.serving.attempt import Answer, Attempt
 from router.serving.call import Call, HttpRequest, read_call
@@ -125,7 +125,7 @@ class Gateway:
         self._listeners = tuple(listeners)
         self._body_limit = body_limit
         self._receipts = receipts
-        self._budget = RetryBudget(retry_share)
+        self.budget = RetryBudget(retry_share)
         self._on_fault = on_fault
         self._quarantine = Quarantine()
         self._dice = dice or random.Random()
@@ -140,7 +140,7 @@ class Gateway:
             if call.named.model.split:
                 passage.asked_model, call = call.named.model.name, self._of_arm(call)
             passage.call = call
-            self._budget.request()
+            self.budget.request()
             if self._quarantine and self._quarantine.holds(call.body):
                 raise _deadly()
             if self._tools_order is not None and "tools" in call.fields:
@@ -239,7 +239,7 @@ class Gateway:
         self, passage: Passage, call: Call, prompt: Prompt, reply: Reply, error: WarmrouteError
     ) -> Answer:
         """Elsewhere; where there is no other engine, later. Raises the error of the last attempt."""
-        tries = Tries(call.named.model.failover, self._budget, dice=self._dice)
+        tries = Tries(call.named.model.failover, self.budget, dice=self._dice)
         while True:
             booking = passage.booking
             fault = await self._fault(call, booking, error) if booking is not None and not reply.started else None
@@ -283,7 +283,7 @@ class Gateway:
         names: Sequence[str] = ()
         if error.code == CONTEXT_LENGTH_EXCEEDED:
             names = model.larger
-        elif not isinstance(error, ClientError):
+        elif not isinstance(error, (ClientError, ShuttingDown)):
             names = model.fallbacks
         for name in names:
             named = self._models.find(name)

@@ -76,6 +76,10 @@ class Models:
         self._names = names
         self._only = Named(models[0], None) if len(models) == 1 else None
 
+    def expect(self, names: Iterable[str]) -> None:
+        """Names that are configured now."""
+        self._expected = frozenset(names)
+
     def resolve(self, name: object) -> Named:
         """Raises BadRequest for no name where there is a choice, UnknownModel for a name that nobody has.
 

@@ -133,6 +133,10 @@ def test_what_fits_together_is_checked_beside_invalid_values(folder: Folder) -> 
         ("failover: {attempts: 0}\n" + ENGINES, "1: failover.attempts: must be greater than or equal to 1"),
         ("engines: [{url: 'http://a:1', price_per_hour: -2}]", "1: engines[0].price_per_hour: must be greater than"),
         ("engines: [{url: 'http://a:1', price_per_hour: .inf}]", "1: engines[0].price_per_hour: must be a"),
+        (
+            "listen:\n  drain: {accept_s: 9, finish_s: 8}\n" + ENGINES,
+            "2: listen.drain.accept_s: is longer than finish_s (8)",
+        ),
         ("admin: {port: 4000}\n" + ENGINES, "1: admin.port: is taken by listen (4000); use another"),
         ("engines: [{url: 'http://127.0.0.1:4000'}]", "1: engines[0].url: is the gateway's own address"),
         ("engines: [{url: 'http://0.0.0.0:8000'}]", "1: engines[0].url: is an address to listen on"),
