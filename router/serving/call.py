@@ -5,8 +5,10 @@ Only what is needed is checked: a JSON object, a model that exists. Everything e
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Awaitable, Mapping, Sequence
+from math import inf
 from typing import Any, Protocol
 
 import orjson
@@ -15,6 +17,7 @@ from router.core import Ask, Prompt
 from router.errors import BadRequest, BodyTooLarge
 from router.http.messages import Header, Headers
 from router.serving.apis import APIS, FORMS
+from router.serving.deadlines import TimeLimits
 from router.serving.encoding import decode_body
 from router.serving.form import Form, read_form
 from router.serving.models import Models, Named
@@ -31,7 +34,11 @@ _SESSION_HEADERS = (
 )  # fmt: skip
 """Where clients already say which conversation a request belongs to; the first that is there counts."""
 
-_RARE_HEADERS = frozenset((*_TRACE_HEADERS, *_SESSION_HEADERS))
+_TOTAL_HEADERS = (b"x-warmroute-timeout", b"x-litellm-timeout")
+_FIRST_TOKEN_HEADER = b"x-warmroute-first-token-timeout"
+"""Seconds. They lower the model's limits, and never raise them."""
+
+_RARE_HEADERS = frozenset((*_TRACE_HEADERS, *_SESSION_HEADERS, *_TOTAL_HEADERS, _FIRST_TOKEN_HEADER))
 _RARE_FIELDS = frozenset(
     (
         *("stream_options", "n", "prompt", "cache_salt", "extra_key", "prompt_cache_key", "metadata"),
@@ -60,8 +67,8 @@ class Call:
     """
 
     __slots__ = (
-        "api", "body", "choices", "fields", "form", "forwarded", "named", "path", "salt", "session", "stream",
-        "wants_usage",
+        "api", "body", "choices", "fields", "form", "forwarded", "limits", "named", "path", "salt", "session",
+        "stream", "wants_usage",
     )  # fmt: skip
 
     def __init__(self, path: str, body: bytes, *, headers: Headers, models: Models, form: Form | None = None) -> None:
@@ -72,6 +79,7 @@ class Call:
         self.form = form
         self.fields = fields = parse_body(body) if form is None else form.fields
         self.named: Named = models.resolve(fields.get("model"))
+        self.limits = self.named.model.limits
         self.stream: bool = fields.get("stream") is True
         self.wants_usage = False
         self.choices = 1
@@ -97,6 +105,13 @@ class Call:
                 break
         traces = [(name, headers[name]) for name in _TRACE_HEADERS if name in headers]
         self.forwarded = (*self.forwarded, *traces)
+        self.limits = _lowered(self.limits, headers)
+
+    def asked_of(self, named: Named) -> Call:
+        """The same request, to be answered by another model."""
+        call = copy.copy(self)
+        call.named = named
+        return call
 
     def ask(self, request_id: str, prompt: Prompt, *, exclude: tuple[str, ...] = ()) -> Ask:
         model, lora = self.named
@@ -183,6 +198,29 @@ def _parse_leniently(body: bytes) -> Any:
         raise BadRequest("The request body is not valid UTF-8.", code="invalid_unicode") from error
     except (ValueError, RecursionError) as error:
         raise BadRequest("The request body is not valid JSON.", code="invalid_json") from error
+
+
+def _lowered(limits: TimeLimits, headers: Headers) -> TimeLimits:
+    """Raises BadRequest for what is no time."""
+    total = min([_seconds(headers, name) for name in _TOTAL_HEADERS])
+    first = _seconds(headers, _FIRST_TOKEN_HEADER)
+    if total == first == inf:
+        return limits
+    total = min(total, limits.total_s or inf)
+    return TimeLimits(min(first, limits.first_byte_s), limits.between_s, None if total == inf else total)
+
+
+def _seconds(headers: Headers, name: bytes) -> float:
+    value = headers.get(name)
+    if value is None:
+        return inf
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < inf:
+        raise BadRequest(f"{name.decode()} must be a number of seconds above 0.", code="invalid_timeout")
+    return seconds
 
 
 def _wants_usage(options: object) -> bool:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
-from router.errors import MethodNotAllowed, UnknownRoute, WarmrouteError
+from router.errors import MethodNotAllowed, ShuttingDown, UnknownRoute, WarmrouteError
 from router.http.messages import Header, Headers, Request, header_lines
 from router.serving.apis import APIS, OPENAI, ROUTES, Api
 from router.serving.apis.responses import NOT_STORED
@@ -28,8 +28,10 @@ Readiness = Callable[[], Awaitable[Mapping[str, Any]]]
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}").fullmatch
 _MODELS = "/v1/models/"
+_SHUTDOWN_RETRY_S = 1.0
+_ENDED_AT_ONCE = 20
 _EXPOSED = (
-    b"x-request-id, request-id, retry-after, "
+    b"x-request-id, request-id, retry-after, x-warmroute-attempts, "
     b"x-warmroute-predicted-tokens, x-warmroute-cached-tokens, x-warmroute-instance"
 )
 _PREFLIGHT: tuple[Header, ...] = (
@@ -65,6 +67,18 @@ class Edge:
     def running(self) -> int:
         """Requests that have not ended."""
         return len(self._runs)
+
+    async def end_all(self) -> int:
+        """End what runs, as the gateway is going: before its answer has begun with 503, after that with an error event.
+
+        Returns how many requests that were.
+        """
+        runs = list(self._runs)
+        for count, run in enumerate(runs, 1):
+            run.cancel(ShuttingDown("The gateway is shutting down; try again.", retry_after_s=_SHUTDOWN_RETRY_S))
+            if count % _ENDED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return len(runs)
 
     def __call__(self, request: Request, responder: Responder) -> None:
         reply = self._reply(request.named, responder)

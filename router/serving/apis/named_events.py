@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from router.serving.sse import DONE, HELD_BYTES, EventRelay, in_band_error_of
+from router.serving.sse import DONE, HELD_BYTES, TORN, EventRelay, in_band_error_of
 from router.serving.usage import parse_object
 
 _NAME = re.compile(rb"(?:\A|[\r\n])event: ?([^\r\n]*)")
@@ -39,7 +39,7 @@ class NamedEventRelay(EventRelay):
         if not self.first_token or self.done or self.error is not None:
             return False
         events = data.count(b"\n\n") or data.count(b"\n\r\n")
-        if not events or len(self.deltas.findall(data)) != events:
+        if not events or len(self.deltas.findall(data)) != events or data.count(b"}\n\n") != data.count(b"\n\n"):
             return False
         self.events += events
         return True
@@ -48,6 +48,9 @@ class NamedEventRelay(EventRelay):
         if payload.strip() == DONE:
             return b""  # belongs to other streams, and says nothing of this one
         fields = parse_object(payload) if len(payload) <= HELD_BYTES else None
+        if fields is None and len(payload) <= HELD_BYTES and payload.startswith(b"{"):
+            self.error = TORN
+            return b""
         named = _NAME.search(event)
         name = named[1].strip() if named is not None else _type_of(fields)
         self.error = self.failed(name, fields or {})
