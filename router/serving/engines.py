@@ -49,10 +49,14 @@ class Route(NamedTuple):
 
 
 class Engine:
-    """One engine. A client's own credentials and rank headers never reach it: headers are ours from the first on."""
+    """One engine. A client's own credentials and rank headers never reach it: headers are ours from the first on.
+
+    `lacks`: paths that it said it does not have.
+    """
 
     def __init__(self, instance: Instance, adapter: Adapter, pool: Pool) -> None:
         self.instance = instance
+        self.lacks: set[str] = set()
         self.pool = pool
         self._adapter = adapter
         self._routes: dict[tuple[str, int | None], Route] = {}

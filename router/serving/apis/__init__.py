@@ -6,7 +6,7 @@ under /v1 are there without it too, for a `base_url` that has none; engines get 
 
 from collections.abc import Mapping
 
-from router.serving.apis.api import Api
+from router.serving.apis.api import Api, Translation
 from router.serving.apis.audio import Speech, Transcriptions
 from router.serving.apis.messages import CountTokens, Messages
 from router.serving.apis.openai import Chat, Completions, Generate
@@ -52,4 +52,4 @@ ROUTES: Mapping[str, str] = {
 }
 """The path a client may ask for → the one that engines know."""
 
-__all__ = ["APIS", "FORMS", "OPENAI", "ROUTES", "Api"]
+__all__ = ["APIS", "FORMS", "OPENAI", "ROUTES", "Api", "Translation"]
