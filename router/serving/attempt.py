@@ -228,7 +228,7 @@ class Attempt:
         self._content = content_lines(value)
         if self._status == 200 and value.startswith(b"text/event-stream"):
             if self.translation is not None and self._otherwise is not None:
-                self._relay = self.translation.relay(prompt_tokens=self._otherwise.prompt_tokens)
+                self._relay = self.translation.relay(self._call.fields, prompt_tokens=self._otherwise.prompt_tokens)
             else:
                 self._relay = self._call.api.relay(wants_usage=self._call.wants_usage, choices=self._call.choices)
 
@@ -327,7 +327,7 @@ class Attempt:
 
     def _whole(self, body: bytes) -> Answer | WarmrouteError:
         if self.translation is not None:
-            translated = self.translation.answer(body)
+            translated = self.translation.answer(self._call.fields, body)
             if translated is None:
                 return EngineProtocolError("The engine's answer is not what its API describes.")
             body = translated

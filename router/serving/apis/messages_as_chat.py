@@ -14,9 +14,10 @@ import orjson
 
 from router.errors import BadRequest
 from router.serving.apis.api import Fields, Translation
+from router.serving.apis.chat_chunks import ChatChunks, thought_of
 from router.serving.prompt.as_chat import chat_of_messages
 from router.serving.prompt.reason import Unreadable
-from router.serving.sse import DONE, TORN, EventRelay, in_band_error_of
+from router.serving.sse import EventRelay
 from router.serving.usage import parse_object, read_usage
 
 _SAME = ("max_tokens", "temperature", "top_p", "top_k", "stream", "cache_salt", "priority")
@@ -28,7 +29,6 @@ _STOP_REASONS = {
     "function_call": "tool_use",
     "content_filter": "refusal",
 }
-_LARGEST_CHUNK_BYTES = 1 << 20
 
 
 class MessagesAsChat(Translation):
@@ -37,10 +37,10 @@ class MessagesAsChat(Translation):
     def body(self, fields: Fields, served: str, owned: Mapping[str, bytes]) -> bytes:
         return chat_body(fields, served, owned)
 
-    def relay(self, *, prompt_tokens: int) -> EventRelay:
+    def relay(self, fields: Fields, *, prompt_tokens: int) -> EventRelay:
         return ChatAsMessages(prompt_tokens=prompt_tokens)
 
-    def answer(self, body: bytes) -> bytes | None:
+    def answer(self, fields: Fields, body: bytes) -> bytes | None:
         return message_of(body)
 
 
@@ -81,7 +81,7 @@ def message_of(answer: bytes) -> bytes | None:
         choice = chat["choices"][0]
         said = choice["message"]
         content: list[Any] = []
-        if thought := said.get("reasoning") or said.get("reasoning_content"):
+        if thought := thought_of(said):
             content.append({"type": "thinking", "thinking": thought, "signature": ""})
         if said.get("content"):
             content.append({"type": "text", "text": said["content"]})
@@ -93,129 +93,72 @@ def message_of(answer: bytes) -> bytes | None:
         return None
 
 
-class ChatAsMessages(EventRelay):
+class ChatAsMessages(ChatChunks):
     """The chunks of a chat as Anthropic's events.
 
     Blocks of text and thought follow each other; a tool's call stays open to the end, since chunks may go on with any
     of several. A message begins with the tokens that we count for its prompt, and ends with the engine's own count.
     """
 
-    held_bytes = _LARGEST_CHUNK_BYTES
-
-    __slots__ = ("_block", "_blocks", "_calls", "_counts", "_started", "_stopped", "_tokens")
+    __slots__ = ("_block", "_blocks", "_calls", "_stop", "_tokens")
 
     def __init__(self, *, prompt_tokens: int) -> None:
         super().__init__()
         self._tokens = prompt_tokens
-        self._counts: Any = None
-        self._started = False
-        self._stopped: tuple[str, str | None] | None = None
+        self._stop: tuple[str, str | None] = ("end_turn", None)
         self._blocks = 0
         self._block = ""  # the kind of the last one, if it is open
         self._calls: dict[int, int] = {}  # a chunk's index of a call → its block
 
-    @property
-    def complete(self) -> bool:
-        """As with chat, the choice's end is enough."""
-        return self.error is None and (self.done or self._stopped is not None)
-
-    def _is_plain(self, data: bytes) -> bool:
-        return False
-
-    def _begin_oversized(self) -> bytes:
-        self._held.clear()
-        self.error = {"message": "a chunk that is too large", "code": 500}
-        return b""
-
-    def _read(self, event: bytes, payload: bytes) -> bytes:
-        if payload.strip() == DONE:
-            self.done = self._stopped is not None
-            return b""
-        chunk = parse_object(payload)
-        if chunk is None:
-            self.error = TORN if payload.startswith(b"{") else None
-            return b""
-        self.error = in_band_error_of(chunk)
-        if self.error is not None:
-            return b""
-        try:
-            return self._chunk(chunk)
-        except (AttributeError, IndexError, KeyError, TypeError):
-            self.error = {"message": "a chunk of an unexpected shape", "code": 500}
-            return b""
-
-    def _chunk(self, chunk: dict[str, Any]) -> bytes:
-        if chunk.get("usage"):
-            self._counts = chunk["usage"]
-            self.usage = read_usage(self._counts) or self.usage
-        events: list[bytes] = []
-        if chunk.get("choices"):
-            self.first_token = True
-            self._start(chunk, events)
-            choice = chunk["choices"][0]
-            self._delta(choice.get("delta") or {}, events)
-            if choice.get("finish_reason"):
-                self._stopped = _stop(choice)
-        if self._stopped is not None:
-            self.tail = self._closing()
-        return b"".join(events)
-
-    def _start(self, chunk: dict[str, Any], events: list[bytes]) -> None:
-        if self._started:
-            return
-        self._started = True
+    def begin(self, chunk: Mapping[str, Any]) -> None:
         message = {**_head(chunk), "content": [], "stop_reason": None, "stop_sequence": None}
-        events.append(_event("message_start", message=message | {"usage": _usage(None, self._tokens)}))
+        self.say(_event("message_start", message=message | {"usage": _usage(None, self._tokens)}))
 
-    def _delta(self, delta: dict[str, Any], events: list[bytes]) -> None:
-        if thought := delta.get("reasoning") or delta.get("reasoning_content"):
-            index = self._open("thinking", {"thinking": "", "signature": ""}, events)
-            said = {"type": "thinking_delta", "thinking": thought}
-            events.append(_event("content_block_delta", index=index, delta=said))
-        if text := delta.get("content"):
-            index = self._open("text", {"text": ""}, events)
-            events.append(_event("content_block_delta", index=index, delta={"type": "text_delta", "text": text}))
-        for call in delta.get("tool_calls") or ():
-            function = call.get("function") or {}
-            index = self._call(call, function, events)
-            if function.get("arguments"):
-                said = {"type": "input_json_delta", "partial_json": function["arguments"]}
-                events.append(_event("content_block_delta", index=index, delta=said))
+    def thought(self, text: str) -> None:
+        index = self._open("thinking", {"thinking": "", "signature": ""})
+        self.say(_event("content_block_delta", index=index, delta={"type": "thinking_delta", "thinking": text}))
 
-    def _open(self, kind: str, empty: dict[str, str], events: list[bytes]) -> int:
-        """The block of this kind that text now goes into."""
-        if self._block != kind:
-            self._close(events)
-            self._block = kind
-            events.append(_event("content_block_start", index=self._blocks, content_block={"type": kind, **empty}))
-            self._blocks += 1
-        return self._blocks - 1
+    def text(self, text: str) -> None:
+        index = self._open("text", {"text": ""})
+        self.say(_event("content_block_delta", index=index, delta={"type": "text_delta", "text": text}))
 
-    def _close(self, events: list[bytes]) -> None:
-        if self._block:
-            events.append(_event("content_block_stop", index=self._blocks - 1))
-            self._block = ""
-
-    def _call(self, call: dict[str, Any], function: dict[str, Any], events: list[bytes]) -> int:
-        number = call.get("index", 0)
+    def call(self, number: int, call: Mapping[str, Any], function: Mapping[str, Any]) -> None:
         index = self._calls.get(number)
         if index is None:
-            self._close(events)
+            self._close()
             index = self._calls[number] = self._blocks
             self._blocks += 1
             block = {"type": "tool_use", "id": call.get("id") or f"call_{index}", "name": function["name"], "input": {}}
-            events.append(_event("content_block_start", index=index, content_block=block))
-        return index
+            self.say(_event("content_block_start", index=index, content_block=block))
+        if arguments := function.get("arguments"):
+            delta = {"type": "input_json_delta", "partial_json": arguments}
+            self.say(_event("content_block_delta", index=index, delta=delta))
 
-    def _closing(self) -> bytes:
-        assert self._stopped is not None
-        reason, stop = self._stopped
-        open_blocks = [*self._calls.values(), *([self._blocks - 1] if self._block else [])]
-        events = [_event("content_block_stop", index=index) for index in sorted(open_blocks)]
+    def ending(self, choice: Mapping[str, Any]) -> None:
+        self._close()
+        for index in self._calls.values():
+            self.say(_event("content_block_stop", index=index))
+        self._stop = _stop(choice)
+
+    def last(self) -> bytes:
+        reason, stop = self._stop
         delta = {"stop_reason": reason, "stop_sequence": stop}
-        events.append(_event("message_delta", delta=delta, usage=_usage(self._counts, self._tokens)))
-        events.append(_event("message_stop"))
-        return b"".join(events)
+        usage = _usage(self.counts, self._tokens)
+        return _event("message_delta", delta=delta, usage=usage) + _event("message_stop")
+
+    def _open(self, kind: str, empty: dict[str, str]) -> int:
+        """The block of this kind that text now goes into."""
+        if self._block != kind:
+            self._close()
+            self._block = kind
+            self.say(_event("content_block_start", index=self._blocks, content_block={"type": kind, **empty}))
+            self._blocks += 1
+        return self._blocks - 1
+
+    def _close(self) -> None:
+        if self._block:
+            self.say(_event("content_block_stop", index=self._blocks - 1))
+            self._block = ""
 
 
 def _untranslatable(what: str) -> BadRequest:
@@ -223,7 +166,7 @@ def _untranslatable(what: str) -> BadRequest:
     return BadRequest(message, code="unsupported_parameter")
 
 
-def _event(name: str, **fields: Any) -> bytes:
+def _event(name: str, /, **fields: Any) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps({"type": name, **fields}))
 
 
