@@ -6,6 +6,7 @@ and never carries a trace: what an engine says of a client's mistake is passed o
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -57,7 +58,10 @@ def class_of(error: WarmrouteError) -> str:
 def render(error: WarmrouteError) -> bytes:
     """The body of an error answer."""
     fields = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
-    return orjson.dumps({"error": fields})
+    try:
+        return orjson.dumps({"error": fields})
+    except TypeError:  # an engine's words may hold half a surrogate pair, its code may exceed 64 bits
+        return json.dumps({"error": fields}).encode()
 
 
 def render_event(error: WarmrouteError) -> bytes:
@@ -85,11 +89,11 @@ def _engine_error(status: int, error: dict[str, Any], retry_after: bytes | None)
         return EngineFailure(status, retry_after_s=_seconds(retry_after))
     if status == 404:  # vLLM lists the names it does know
         return EngineRefusal(404, _NOT_THERE, type="invalid_request_error", param=None, code="model_not_found")
-    message, param = error.get("message"), error.get("param")
+    message, param = _text(error.get("message")), error.get("param")
     return EngineRefusal(
         400 if status == 422 else status,  # SDKs know 400; 422 is FastAPI's habit
-        _clean(message) if isinstance(message, str) and message else "The engine refused the request.",
-        type=str(error.get("type") or "invalid_request_error"),
+        _clean(message) or "The engine refused the request.",
+        type=_text(error.get("type")) or "invalid_request_error",
         param=param if isinstance(param, str) else None,
         code=error.get("code", status) if isinstance(error.get("code"), (str, int, type(None))) else status,
     )
@@ -102,18 +106,26 @@ def _error_object(answer: dict[str, Any]) -> dict[str, Any]:
         return error
     if isinstance(error, str):
         return {"message": error}
-    if "detail" in answer:
-        return {"message": _detail(answer["detail"])}
-    return answer
+    detail = answer.get("detail")
+    if isinstance(detail, dict):
+        return detail
+    return answer if detail is None else {"message": _detail(detail)}
 
 
 def _detail(detail: object) -> str:
-    """FastAPI: a text, or a list of {"loc": ["body", …], "msg": …}."""
+    """FastAPI: a text, or a list of {"loc": ["body", …], "msg": …}; what has another shape says nothing."""
     if not isinstance(detail, list):
-        return str(detail)
-    return "; ".join(
-        f"{'.'.join(map(str, item.get('loc', ())))}: {item.get('msg', '')}" for item in detail if isinstance(item, dict)
-    )
+        return _text(detail)
+    items = [(item.get("loc"), _text(item.get("msg"))) for item in detail if isinstance(item, dict)]
+    return "; ".join(f"{_place(loc)}: {message}" if loc else message for loc, message in items)
+
+
+def _place(loc: object) -> str:
+    return ".".join(str(part) for part in loc if isinstance(part, (str, int))) if isinstance(loc, list) else _text(loc)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _status_of(error: dict[str, Any]) -> int:
