@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
-from router.http.connection import Handler, ServerProtocol
+from router.http.behind_proxy import ServerProtocolBehindProxy
+from router.http.connection import Handler, Refuser, ServerProtocol
 from router.http.messages import Limits, Request
+from router.http.proxies import TrustedProxies
 from router.http.responder import Responder
 
 __all__ = ["Handler", "Limits", "Request", "Responder", "Server", "ServerProtocol", "serve"]
@@ -17,6 +19,8 @@ __all__ = ["Handler", "Limits", "Request", "Responder", "Server", "ServerProtoco
 _BACKLOG = 2048
 _SWEEP_SLICE = 500  # connections looked at in one go: about 100 µs
 _DRAIN_POLL_S = 0.02
+_KERNEL_UNSENT_BYTES = 128 * 1024
+"""What the kernel holds for a client that does not read, beyond what is on its way; Linux grows to 4 MiB by itself."""
 
 
 class Server:
@@ -89,15 +93,23 @@ async def serve(
     limits: Limits | None = None,
     sock: socket.socket | None = None,
     unix_path: str | None = None,
+    behind: TrustedProxies | None = None,
+    refuser: Refuser | None = None,
 ) -> Server:
-    """Listen on `sock`, else on `unix_path`, else on host and port (0: any). Raises OSError."""
+    """Listen on `sock`, else on `unix_path`, else on host and port (0: any). Raises OSError.
+
+    `behind`: the proxies whose connections begin with the PROXY protocol; others' do not. `refuser`: see
+    `ServerProtocol`.
+    """
     loop = asyncio.get_running_loop()
     limits = limits or Limits()
     connections: set[ServerProtocol] = set()
     refused: Counter[int] = Counter()
 
     def accept() -> ServerProtocol:
-        return ServerProtocol(handler, limits, connections, refused=refused)
+        if behind is not None:
+            return ServerProtocolBehindProxy(behind, handler, limits, connections, refused=refused, refuser=refuser)
+        return ServerProtocol(handler, limits, connections, refused=refused, refuser=refuser)
 
     if sock is not None:
         listener = await loop.create_server(accept, sock=sock, backlog=_BACKLOG)
@@ -105,4 +117,7 @@ async def serve(
         listener = await loop.create_unix_server(accept, unix_path, backlog=_BACKLOG)
     else:
         listener = await loop.create_server(accept, host, port, backlog=_BACKLOG)
+    if unix_path is None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        for each in listener.sockets:  # accepted connections inherit it
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _KERNEL_UNSENT_BYTES)
     return Server(listener, limits, connections, refused)
