@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import ipaddress
 import logging
 import multiprocessing
 import os
@@ -20,6 +21,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Literal
@@ -29,11 +31,12 @@ import uvloop
 from router import __version__, plugins
 from router.admin import serve as admin_process
 from router.admin.serve import AdminServer
-from router.config import Config, PolicyChoice, WaitingRoom
-from router.core import Instance, Placement, Policy
+from router.config import Config, Listen, PolicyChoice, WaitingRoom
+from router.core import Instance, Outcome, Placement, Policy
 from router.errors import ConfigError
 from router.http.client import Pool
-from router.http.messages import Limits, PoolLimits
+from router.http.messages import Limits, PoolLimits, Request
+from router.http.proxies import TrustedProxies
 from router.http.server import Server, serve
 from router.live import LiveView, feed_counts, room_figures
 from router.roster import Roster, load_adapters
@@ -79,6 +82,7 @@ class Running:
     url: str
     admin_url: str | None
     live: LiveView
+    _server: Server
 
     def __init__(
         self, config: Config, *, admin: AdminMode = "inline", drain_s: float = DRAIN_S, door: Door | None = None
@@ -119,6 +123,8 @@ class Running:
             reordered_tools=lambda: tools_order.counts,
             room=lambda: room_figures(brain.room, clock()),
             shadows=lambda: {} if shadows is None else shadows.figures(),
+            connections=lambda: engines.connections(),
+            refused=lambda: self._server.refused,
         )
         policies, by_model = load_policies(config, dice)
         shadows = open_shadows(config.policy, _timer(clock), clock)
@@ -157,6 +163,7 @@ class Running:
         )
 
         # The request's path
+        proxies = TrustedProxies(map(ipaddress.ip_network, config.listen.trusted_proxies))
         engines, models = Engines(self._pool), Models(expected=expected_models(config))
         self._at_end(engines.aclose)
         proxy = Proxy(engines, first_byte_s=config.timeouts.first_byte_s)
@@ -176,9 +183,11 @@ class Running:
             models,
             placement,
             proxy,
-            listeners=(telemetry.observe, roster.observe, *((log_access,) if config.listen.access_log else ())),
+            listeners=(telemetry.observe, roster.observe),
             body_limit=int(config.listen.max_body_bytes),
             receipts=config.listen.receipts,
+            access=access_log(proxies) if config.listen.access_log else None,
+            forward_headers=config.listen.forward_headers,
             tools_order=tools_order,
         )
         self.live = LiveView(
@@ -199,17 +208,23 @@ class Running:
         self._at_end(roster.stop)
         self._every(config.index.save_every_s, lambda: self._save(index_file, index, secret, feed), at_end=True)
         self._stack.push_async_callback(self._spawned(telemetry.sample_lag()))
-        await self._listen(edge)
+        await self._listen(edge, proxies)
         await self._serve_admin()
         gc.collect()
         gc.freeze()  # what was built at the start is not looked at again by every collection
 
     # --- listening
 
-    async def _listen(self, edge: Edge) -> None:
+    async def _listen(self, edge: Edge, proxies: TrustedProxies) -> None:
         listen = self._config.listen
-        limits = Limits(body_bytes=int(listen.max_body_bytes), keep_alive_s=listen.keep_alive_s)
-        server: Server = await serve(edge, host=listen.host, port=listen.port, limits=limits)
+        self._server = server = await serve(
+            edge,
+            host=listen.host,
+            port=listen.port,
+            limits=http_limits(listen),
+            behind=proxies if listen.proxy_protocol else None,
+            refuser=edge.refuse,
+        )
         self._at_end(lambda: server.drain(self._drain_s))
         self.url = f"http://{_host(listen.host)}:{server.port}"
 
@@ -343,6 +358,24 @@ def _open_room(brain: Brain, settings: WaitingRoom, clock: Callable[[], float]) 
         rule=RoomRule(free_tokens=settings.free_tokens, head_start_max_s=settings.head_start_max_s),
         limits=RoomLimits(requests=settings.max_requests, body_bytes=int(settings.max_bytes), wait_s=settings.wait_s),
     )
+
+
+def http_limits(listen: Listen) -> Limits:
+    return Limits(
+        head_bytes=int(listen.max_head_bytes),
+        headers=listen.max_headers,
+        body_bytes=int(listen.max_body_bytes),
+        keep_alive_s=listen.keep_alive_s,
+        head_s=listen.head_s,
+        body_idle_s=listen.body_idle_s,
+        body_bytes_per_s=listen.body_bytes_per_s,
+        stall_s=listen.stalled_reader_s,
+    )
+
+
+def access_log(proxies: TrustedProxies) -> Callable[[Request], Callable[[Outcome], None]]:
+    """Who the client is, is found when it comes: its request is gone when it has ended."""
+    return lambda request: partial(log_access, client=proxies.client(request))
 
 
 def expected_models(config: Config) -> set[str]:

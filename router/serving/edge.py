@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
-from router.errors import MethodNotAllowed, UnknownRoute, WarmrouteError
-from router.http.messages import Header, Headers, Request, header_lines
+from router.errors import BadRequest, BodyTooLarge, MethodNotAllowed, RequestTimeout, UnknownRoute, WarmrouteError
+from router.http.messages import Header, Headers, Refusal, Request, header_lines
 from router.serving.call import CHAT, COMPLETIONS
 from router.serving.gateway import Gateway
 from router.serving.models import Models
@@ -28,6 +28,7 @@ Readiness = Callable[[], Awaitable[Mapping[str, Any]]]
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}").fullmatch
 _MODELS = "/v1/models/"
+_REFUSALS = {408: RequestTimeout, 413: BodyTooLarge}
 _EXPOSED = b"x-request-id, retry-after, x-warmroute-predicted-tokens, x-warmroute-cached-tokens, x-warmroute-instance"
 _PREFLIGHT: tuple[Header, ...] = (
     (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
@@ -57,6 +58,7 @@ class Edge:
             self._routes[prefix + "/chat/completions"] = ("POST", partial(self._complete, CHAT))
             self._routes[prefix + "/completions"] = ("POST", partial(self._complete, COMPLETIONS))
             self._routes[prefix + "/models"] = ("GET", self._list_models)
+        self._completions = frozenset(path for path, (method, _) in self._routes.items() if method == "POST")
 
     @property
     def running(self) -> int:
@@ -75,6 +77,15 @@ class Edge:
             else:
                 raise MethodNotAllowed(f"Use {known} for this route.")
         except WarmrouteError as error:
+            reply.fail(error)
+
+    def refuse(self, request: Request, responder: Responder, refusal: Refusal) -> None:
+        """Answer a request of which the HTTP server has read the head, and not the whole body."""
+        reply = self._reply(request.named, responder)
+        error = _REFUSALS.get(refusal.status, BadRequest)(refusal.message)
+        if request.path in self._completions:
+            self._gateway.refuse(request, reply, error)
+        else:
             reply.fail(error)
 
     def _route_of_card(self, path: str) -> tuple[str, Callable[[Request, Reply], None]]:

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from router.core import Adapter, Instance
 from router.errors import EngineError, EngineUnreachable
+from router.http.client import PoolStats
 
 Header = tuple[bytes, bytes]
 
@@ -29,6 +30,8 @@ class Exchange(Protocol):
 
 
 class Pool(Protocol):
+    stats: PoolStats
+
     def post_lines(self, target: bytes, headers: Iterable[Header]) -> bytes: ...
     def post(self, lines: bytes, body: bytes, receiver: Receiver) -> Exchange: ...
     async def aclose(self) -> None: ...
@@ -86,6 +89,10 @@ class Engines:
         if engine is None:
             raise EngineUnreachable("The engine has left the fleet.")
         return engine
+
+    def connections(self) -> dict[str, PoolStats]:
+        """What has become of the connections to each engine."""
+        return {name: engine.pool.stats for name, engine in self._engines.items()}
 
     async def aclose(self) -> None:
         engines, self._engines = list(self._engines.values()), {}

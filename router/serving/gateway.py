@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from router.core import Ask, Booking, DeliveredSource, Finish, Outcome, Placement, Prompt
 from router.errors import ClientError, EngineUnreachable, NoEngine, RoomFull, WaitedTooLong, WarmrouteError
-from router.http.messages import header_lines
+from router.http.messages import Request, header_lines
 from router.serving.attempt import Answer, Attempt
-from router.serving.call import Call, HttpRequest, read_call
+from router.serving.call import TRACE_HEADERS, Call, read_call
 from router.serving.models import Models
 from router.serving.openai_errors import class_of
 from router.serving.proxy import Proxy
@@ -23,14 +23,17 @@ _log = logging.getLogger(__name__)
 _UNKNOWN_MODEL = "unknown"  # what a client made up never becomes a label
 
 Listener = Callable[[Outcome], None]
+Access = Callable[[Request], Listener]
+"""Who notes a request: asked when it comes, so that it can look at the client, and told when it has ended."""
 
 
 class Passage:
     """What has become of one request so far; at its end, its Outcome."""
 
-    __slots__ = ("attempt", "attempts", "began", "booking", "call", "prompt", "queue_s", "started_at")
+    __slots__ = ("access", "attempt", "attempts", "began", "booking", "call", "prompt", "queue_s", "started_at")
 
-    def __init__(self) -> None:
+    def __init__(self, access: Listener | None) -> None:
+        self.access = access
         self.began = time.monotonic()
         self.started_at = time.time()
         self.call: Call | None = None
@@ -94,6 +97,8 @@ class Gateway:
         listeners: Sequence[Listener] = (),
         body_limit: int = 64 << 20,
         receipts: bool = False,
+        access: Access | None = None,
+        forward_headers: Sequence[str] = (),
         tools_order: ToolsOrder | None = None,
     ) -> None:
         self._models = models
@@ -105,12 +110,14 @@ class Gateway:
         self._listeners = tuple(listeners)
         self._body_limit = body_limit
         self._receipts = receipts
+        self._access = access
+        self._forwarded = TRACE_HEADERS.union(name.encode() for name in forward_headers)
 
-    async def complete(self, request: HttpRequest, reply: Reply, path: str) -> None:
+    async def complete(self, request: Request, reply: Reply, path: str) -> None:
         """Answer a completion request, as a `Run`. Cancelling that is how a client's leaving is made known."""
-        passage = Passage()
+        passage = Passage(None if self._access is None else self._access(request))
         try:
-            call = read_call(request, path, models=self._models, body_limit=self._body_limit)
+            call = read_call(request, path, models=self._models, body_limit=self._body_limit, forwarded=self._forwarded)
             if not isinstance(call, Call):
                 call = await asyncio.ensure_future(call)
             passage.call = call
@@ -127,7 +134,8 @@ class Gateway:
         except WarmrouteError as error:
             self._fail(passage, reply, error)
         except asyncio.CancelledError:
-            self._end(passage, passage.outcome(reply, status=499, finish="client_gone", error="client_gone"))
+            error_class = "reader_stalled" if reply.responder.stalled else "client_gone"
+            self._end(passage, passage.outcome(reply, status=499, finish="client_gone", error=error_class))
             reply.responder.abort()  # if it was not the client that ended this, it must not wait for the rest
             raise
         except Exception as unexpected:
@@ -136,6 +144,10 @@ class Gateway:
         else:
             self._end(passage, passage.outcome(reply, status=200, finish="complete"))
             answer.deliver(reply)
+
+    def refuse(self, request: Request, reply: Reply, error: WarmrouteError) -> None:
+        """Answer a request that did not come whole. It has an Outcome, as every other."""
+        self._fail(Passage(None if self._access is None else self._access(request)), reply, error)
 
     def _read_prompt(self, call: Call) -> Prompt | Awaitable[Prompt]:
         prompts, lora = call.named.model.prompts, call.named.lora
@@ -196,7 +208,8 @@ class Gateway:
         if passage.prompt is not None and passage.call is not None and outcome.usage is not None:
             passage.call.named.model.prompts.observe(passage.prompt, outcome.usage.input_tokens)
         self._give_back(passage, outcome)
-        for listener in self._listeners:
+        listeners = self._listeners if passage.access is None else (*self._listeners, passage.access)
+        for listener in listeners:
             try:
                 listener(outcome)
             except Exception as unexpected:  # whoever watches must not break what it watches

@@ -120,7 +120,7 @@ def _values(body: bytes) -> Mapping[str, msgspec.Raw]:
     """
     try:
         return _text_of_values(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):  # it nests less deeply than orjson
         return {}
 
 

@@ -46,7 +46,7 @@ class SseRelay:
     usage        the last usage object of the engine, whatever else its event held
     done, tail   the end of the stream: `[DONE]` was seen, and `tail` is that event
     error        the engine's in-band error object; nothing is passed on any more
-    events       whole events passed on: an estimate of output tokens where usage is missing
+    events       whole events with data passed on: an estimate of output tokens where usage is missing
     inside       the client has part of an event: only after one larger than the bound
     """
 
@@ -85,12 +85,13 @@ class SseRelay:
         return passed + self._begin_oversized() if len(self._held) > HELD_BYTES else passed
 
     def end(self) -> bytes:
-        """The engine's body is over. What is still held is passed on only if it reads as an event: not a torn one."""
+        """The engine's body is over. What is still held is passed on if it is an event or a comment: not a torn one."""
         held, self._held = bytes(self._held), bytearray()
         if not held or self.done or self.error is not None:
             return b""
         payload = _payload(held)
-        if payload and payload.strip() != b"[DONE]" and parse_object(payload) is None:
+        is_whole = payload.strip() == b"[DONE]" or parse_object(payload) is not None
+        if not (is_whole if payload else held.startswith(b":")):
             return b""
         return self._event(held)
 
@@ -101,6 +102,8 @@ class SseRelay:
             or b'"usage"' in data
             or b'"error"' in data
             or b"[DONE]" in data
+            or data.startswith(b":")
+            or b"\n:" in data
             or _FINISHED.search(data)
             or self.done
             or self.error is not None
@@ -164,7 +167,7 @@ class SseRelay:
             event = self._chunk(chunk, event, payload)
         if event:
             self.begun = True
-            self.events += 1
+            self.events += bool(payload)
         return event
 
     def _chunk(self, chunk: dict[str, Any], event: bytes, payload: bytes) -> bytes:
