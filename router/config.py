@@ -118,6 +118,16 @@ class Cors(Section):
     """Browser origins that may call the API, e.g. https://chat.example.com; "*" for any. None by default."""
 
 
+class Drain(Section):
+    """What SIGTERM begins. /readyz says 503 at once, so that balancers send their requests elsewhere."""
+
+    accept_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5.0
+    """So long, seconds, new connections and requests are still taken: until every balancer has noticed."""
+    finish_s: Seconds = 120.0
+    """So long after the signal, seconds, running requests go on; those that are left end with an error. Whoever sent
+    the signal must wait longer than this before it kills (Kubernetes: terminationGracePeriodSeconds, by default 30)."""
+
+
 class Listen(Section):
     """The inference API: what clients take as base_url."""
 
@@ -152,6 +162,8 @@ class Listen(Section):
     """How long an idle client connection is kept open, seconds."""
     stalled_reader_s: Seconds = 60.0
     """A client that takes nothing of its answer for so long is dropped and its engine freed, seconds."""
+    drain: Drain = Drain()
+    """How the gateway ends."""
     receipts: bool = False
     """Adds x-warmroute-instance, the name of the engine that answered. It shows how requests are placed, so leave it
     off where clients must not learn of each other. The token counts are there in any case:
@@ -167,6 +179,41 @@ class Admin(Section):
     """TCP port; 0 takes a free one."""
     enabled: bool = True
     """False: no admin API; the inference port is all there is."""
+
+
+class ModelTimeouts(Section):
+    """Seconds; see timeouts."""
+
+    first_byte_s: Seconds | None = None
+    """To the first token of a stream, or the first byte of another answer."""
+    between_s: Seconds | None = None
+    """From one piece of an answer to the next."""
+    total_s: Seconds | None = None
+    """For a request in all."""
+
+
+class Failover(Section):
+    """What is done about an engine that fails before the first byte of its answer. After it nothing is tried again."""
+
+    attempts: Annotated[int, Field(ge=1, le=10)] = 2
+    """So many engines are tried for a request, the first included; 1: only that."""
+    retry_on: tuple[Literal["refused", "busy", "unable", "died", "reset", "failed", "silent"], ...] = (
+        "refused", "busy", "unable", "died",
+    )  # fmt: skip
+    """After what another engine is tried. refused: no connection. busy: 429 or 503. unable: 401, 403 or 404. died: no
+    answer, and nobody is there any more. The others may make two engines compute one answer: reset, a connection that
+    broke before the answer; failed, another 5xx; silent, no first token within move_on_s."""
+    within_s: Seconds = 30.0
+    """No attempt begins later than this after the request came."""
+    wait_s: Annotated[float, Field(ge=0, le=600)] = 0.0
+    """Where there is no other engine, a request waits so long for one that was busy or failed to be asked again, and
+    not before its Retry-After; by default the client is told to."""
+    move_on_s: Seconds | None = None
+    """An engine without a first token by then is given up if there is another (needs silent in retry_on); by default it
+    is waited for as long as timeouts.first_byte_s says."""
+    share: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Of all requests, so many may be tried again (and ten at once), so that retries don't finish an overloaded fleet.
+    Only of the general section, not of a model's."""
 
 
 class Model(Section):
@@ -187,6 +234,17 @@ class Model(Section):
     parity: Literal["enforce", "warn", "off"] = "enforce"
     """Our token ids are compared with the engine's on a set of probes at start. enforce: where they differ, the engine
     tokenizes. warn: say so, and go on with ours. off: don't compare."""
+    fallbacks: tuple[Text, ...] = ()
+    """Models to ask, in this order, when no engine of this one can answer."""
+    split: dict[Text, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(default_factory=dict)
+    """Models that share the requests for this name, with their weights, e.g. {base: 95, candidate: 5}. A conversation
+    stays with one of them. Such a name has no engines of its own."""
+    context_window_fallbacks: tuple[Text, ...] = ()
+    """Models to ask when a prompt is too long for this one."""
+    timeouts: ModelTimeouts = ModelTimeouts()
+    """Time limits of this model; what is not given is as in timeouts."""
+    failover: Failover | None = None
+    """What is done about failures of this model's engines; by default as in failover."""
     tokenize: Literal["auto", "always"] = "auto"
     """auto: text never seen before, which no engine can hold, is counted by estimate and tokenized off the path; short
     text at once while the gateway has little to do. always: every prompt is tokenized before it is placed, which costs
@@ -372,7 +430,13 @@ class Timeouts(Section):
     connect_s: Seconds = 5.0
     """To open a connection."""
     first_byte_s: Seconds = 600.0
-    """To the first byte of an answer: queueing and prefill of a long prompt are part of it."""
+    """To the first token of a stream, or the first byte of another answer: queueing in the engine and prefill of a long
+    prompt are part of it. A client may lower it with x-warmroute-first-token-timeout."""
+    between_s: Seconds = 300.0
+    """From one piece of an answer to the next."""
+    total_s: Seconds | None = None
+    """For a request in all, its time in the waiting room included. None by default; a client may set a lower one with
+    x-warmroute-timeout."""
 
 
 class Config(Section):
@@ -398,6 +462,8 @@ class Config(Section):
     """Prompt reading."""
     timeouts: Timeouts = Timeouts()
     """Timeouts towards engines."""
+    failover: Failover = Failover()
+    """What is done about engines that fail."""
 
     def model(self, name: str) -> Model:
         """The settings of a public model name (no alias)."""
@@ -524,11 +590,47 @@ def _valid_part(source: Source, *, base: Path) -> Config | None:
 
 def _contradictions(config: Config) -> Iterator[Mistake]:
     yield from _name_clashes(config)
+    yield from _fallback_mistakes(config)
+    yield from _failover_mistakes(config)
     yield from _engine_clashes(config)
     yield from _policy_clashes(config.policy)
     yield from _port_clashes(config)
     if config.listen.proxy_protocol and not config.listen.trusted_proxies:
         yield ("listen", "proxy_protocol"), "needs listen.trusted_proxies: from nobody else it would be believed"
+    drain = config.listen.drain
+    if drain.accept_s > drain.finish_s:
+        yield ("listen", "drain", "accept_s"), f"is longer than finish_s ({drain.finish_s:g}): no request outlives that"
+
+
+def _failover_mistakes(config: Config) -> Iterator[Mistake]:
+    rules: list[tuple[Where, Failover]] = [(("failover",), config.failover)]
+    rules += [(("models", name, "failover"), model.failover) for name, model in config.models.items() if model.failover]
+    for where, rule in rules:
+        if rule.move_on_s is not None and "silent" not in rule.retry_on:
+            yield (*where, "move_on_s"), 'does nothing unless retry_on has "silent"'
+
+
+def _fallback_mistakes(config: Config) -> Iterator[Mistake]:
+    declared = {engine.model for engine in config.engines}
+    known = None if None in declared else declared | set(config.models) | set(config.aliases)
+    for name, model in config.models.items():
+        others: list[tuple[Where, str]] = [(("models", name, "split", other), other) for other in model.split]
+        for key in ("fallbacks", "context_window_fallbacks"):
+            others += [(("models", name, key, at), other) for at, other in enumerate(getattr(model, key))]
+        for where, other in others:
+            if other == name or config.aliases.get(other) == name:
+                yield where, f"{other!r} is the model itself"
+            elif known is not None and other not in known:
+                yield where, f"no engine serves {other!r}"
+        if model.split and name == "*":
+            yield ("models", name, "split"), "is for a name of its own (write it under that)"
+        elif model.split and name in declared:
+            yield ("models", name, "split"), "has engines of its own (give the split another name)"
+        for other in model.split:
+            if other in config.models and config.models[other].split:
+                yield ("models", name, "split", other), f"{other!r} is a split, too"
+        if model.failover is not None and "share" in model.failover.model_fields_set:
+            yield ("models", name, "failover", "share"), "is for all models together (write it under failover)"
 
 
 def _name_clashes(config: Config) -> Iterator[Mistake]:

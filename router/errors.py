@@ -11,7 +11,10 @@
     │   ├── RequestTimeout              408 the request did not come whole in time
     │   ├── BodyTooLarge                413
     │   ├── UnsupportedEncoding         415
+    │   ├── UnknownInstance             404 on the admin API
+    │   ├── Conflict                    409 on the admin API: not as things stand
     │   └── ClientGone                  499, never sent
+    ├── ShuttingDown                  503 the gateway itself goes: nobody is at fault
     └── EngineError                   an engine, or all of them, are at fault        5xx
         ├── NoEngine                    503 nobody can serve this model now
         ├── RoomFull                    503 more is waiting than can be served in time
@@ -109,6 +112,22 @@ class UnsupportedEncoding(ClientError):
 class ClientGone(ClientError):
     status = 499
     code = "client_gone"
+
+
+class UnknownInstance(ClientError):
+    status = 404
+    code = "instance_not_found"
+
+
+class Conflict(ClientError):
+    status = 409
+    code = "conflict"
+
+
+class ShuttingDown(WarmrouteError):
+    status = 503
+    type = "server_error"
+    code = "shutting_down"
 
 
 class EngineError(WarmrouteError):

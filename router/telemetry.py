@@ -226,6 +226,9 @@ class Telemetry:
         self._requests = Counts("warmroute_requests", "Requests that ended.", ("model", "finish", "status"))
         self._errors = Counts("warmroute_errors", "Requests that ended with an error.", ("model", "error"))
         self._retries = Counts("warmroute_retries", "Further attempts at a request.", ("model",))
+        self._faults = Counts(
+            "warmroute_engine_faults", "Attempts that an engine failed before its first byte.", ("model", "fault")
+        )
         self._prompts = Counts("warmroute_prompt_source", "How prompts were read.", ("model", "source"))
         self._delivered = Counts("warmroute_delivered_source", "Where hit counts came from.", ("model", "source"))
         self._tokens: dict[tuple[str, str], _Tokens] = {}
@@ -292,6 +295,10 @@ class Telemetry:
     def _begin_tokens(self, model: str, instance: str) -> _Tokens:
         key = (model, instance) if len(self._tokens) < _SERIES else (_OTHER, _OTHER)
         return self._tokens.setdefault(key, _Tokens())
+
+    def fault(self, model: str, fault: str) -> None:
+        """An engine has failed an attempt (`serving/failover.py`)."""
+        self._faults.cell((model, fault)).count += 1
 
     def decided(self, took_us: float) -> None:
         """A placement decision has been made."""

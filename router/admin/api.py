@@ -29,6 +29,7 @@ def create_app(live: Live) -> FastAPI:
     app.exception_handler(WarmrouteError)(_render)
     _health(app, live)
     _inspection(app, live)
+    _operation(app, live)
     _trace(app, live)
     return app
 
@@ -87,6 +88,36 @@ def _inspection(app: FastAPI, live: Live) -> None:
     async def parity(model: str | None = None) -> dict[str, Any]:
         """Compares our tokens with the engines' own on the probe set again, for one model or all."""
         return {"object": "list", "data": await live.parity(model)}
+
+
+def _operation(app: FastAPI, live: Live) -> None:
+    @app.get("/admin/v1/instances", tags=["instances"])
+    async def instances() -> dict[str, Any]:
+        """One row an engine: what it serves, its state and why, how many requests run there."""
+        return {"object": "list", "data": await live.instances()}
+
+    @app.post("/admin/v1/instances/{instance_id}/drain", tags=["instances"])
+    async def drain(instance_id: str) -> dict[str, Any]:
+        """No new requests for this engine; those that run go on. Until it is undrained, or the gateway restarts."""
+        return await live.drain(instance_id)
+
+    @app.post("/admin/v1/instances/{instance_id}/undrain", tags=["instances"])
+    async def undrain(instance_id: str) -> dict[str, Any]:
+        """It gets requests again, as soon as it has answered a poll. 409 if it is no longer configured."""
+        return await live.undrain(instance_id)
+
+    @app.post("/admin/v1/config/reload", tags=["config"], responses={400: {}, 409: {}})
+    async def reload() -> JSONResponse:
+        """Reads the configuration file again, as SIGHUP does: what changed, and which keys need a restart.
+
+        400 with every mistake and its line if it is not valid; the old one stays in force then.
+        """
+        answer = await live.reload()
+        if "mistakes" not in answer:
+            return JSONResponse({"object": "config.reload", **answer})
+        message = "The configuration is not valid; the one before stays in force."
+        error = {"message": message, "type": "invalid_request_error", "param": None, "code": "invalid_config"}
+        return JSONResponse({"error": error, "mistakes": answer["mistakes"]}, status_code=400)
 
 
 def _trace(app: FastAPI, live: Live) -> None:

@@ -34,7 +34,7 @@ class ServerProtocol(asyncio.Protocol):
     __slots__ = (
         "_active", "_advancing", "_connections", "_deaf", "_draining", "_eof", "_handler", "_limits", "_loop",
         "_paused", "_peer", "_reader", "_reading_paused", "_refusal", "_refused", "_refuser", "_stage", "_transport",
-        "_unsent", "_waited",
+        "_unsent", "_waited", "_winding_down",
     )  # fmt: skip
 
     _transport: asyncio.Transport
@@ -64,7 +64,8 @@ class ServerProtocol(asyncio.Protocol):
         self._advancing = False
         self._deaf = False  # nothing the client sends is of interest any more
         self._eof = False
-        self._draining = False
+        self._winding_down = False  # the next answer is the last
+        self._draining = False  # and an idle connection has nothing to wait for
         self._paused = False  # the client does not take what we write
         self._reading_paused = False
 
@@ -159,7 +160,7 @@ class ServerProtocol(asyncio.Protocol):
             self._resume_reading()
 
     def _handle(self, request: Request, *, http10: bool, keep_alive: bool) -> None:
-        if (self._draining or self._eof) and not self._reader.requests:
+        if (self._winding_down or self._eof) and not self._reader.requests:
             keep_alive = False
         responder = Responder(
             self._transport, self._answered, http10=http10, head_only=request.method == "HEAD", keep_alive=keep_alive
@@ -264,13 +265,18 @@ class ServerProtocol(asyncio.Protocol):
 
     # -- whoever serves
 
+    def wind_down(self) -> None:
+        """Close after the next answer. An idle connection stays open for it: its client may just be sending."""
+        self._winding_down = True
+        if self._active is not None and not self._reader.requests:
+            self._active.keep_alive = False
+
     def drain(self) -> None:
         """Answer what is here, then close; an idle connection closes at once."""
+        self.wind_down()
         self._draining = True
         if self._active is None:
             self._advance()
-        elif not self._reader.requests:
-            self._active.keep_alive = False
 
     def abort(self) -> None:
         self._transport.abort()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections import Counter
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ class Server:
         self._listener = listener
         self.connections = connections
         self.refused = refused
+        self.winding_down = False
         self._loop = asyncio.get_running_loop()
         shortest = min(limits.keep_alive_s, limits.head_s, limits.body_idle_s, limits.stall_s, limits.linger_s)
         self._interval = min(1.0, shortest / 4)
@@ -57,14 +59,29 @@ class Server:
         for connection in list(self.connections):
             connection.abort()
 
-    async def drain(self, seconds: float) -> int:
-        """Accept nothing new, answer what runs, for `seconds` at most. Returns how many connections were cut."""
+    def wind_down(self) -> None:
+        """From now on every answer says that its connection closes. What comes is still accepted and answered."""
+        self.winding_down = True
+        for connection in list(self.connections):
+            connection.wind_down()
+
+    def stop_accepting(self) -> None:
+        """Accept no connection any more; those that are idle close, the others after their answer."""
         self._listener.close()
         for connection in list(self.connections):
             connection.drain()
-        deadline = self._loop.time() + seconds
-        while self.connections and self._loop.time() < deadline:  # noqa: ASYNC110 (once in a process's life)
+
+    async def emptied(self) -> None:
+        """Until the last connection has closed."""
+        while self.connections:  # noqa: ASYNC110 (once in a process's life)
             await asyncio.sleep(_DRAIN_POLL_S)
+
+    async def drain(self, seconds: float) -> int:
+        """Accept nothing new, answer what runs, for `seconds` at most. Returns how many connections were cut."""
+        self.stop_accepting()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.emptied()
         cut = len(self.connections)
         self.close()
         return cut
@@ -105,11 +122,17 @@ async def serve(
     limits = limits or Limits()
     connections: set[ServerProtocol] = set()
     refused: Counter[int] = Counter()
+    server: Server | None = None
 
     def accept() -> ServerProtocol:
-        if behind is not None:
-            return ServerProtocolBehindProxy(behind, handler, limits, connections, refused=refused, refuser=refuser)
-        return ServerProtocol(handler, limits, connections, refused=refused, refuser=refuser)
+        connection = (
+            ServerProtocol(handler, limits, connections, refused=refused, refuser=refuser)
+            if behind is None
+            else ServerProtocolBehindProxy(behind, handler, limits, connections, refused=refused, refuser=refuser)
+        )
+        if server is not None and server.winding_down:
+            connection.wind_down()
+        return connection
 
     if sock is not None:
         listener = await loop.create_server(accept, sock=sock, backlog=_BACKLOG)
@@ -120,4 +143,5 @@ async def serve(
     if unix_path is None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
         for each in listener.sockets:  # accepted connections inherit it
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _KERNEL_UNSENT_BYTES)
-    return Server(listener, limits, connections, refused)
+    server = Server(listener, limits, connections, refused)
+    return server

@@ -17,7 +17,7 @@ from router.core import Usage
 from router.errors import EngineError, EngineProtocolError, WarmrouteError
 from router.http.messages import Header
 from router.serving.call import Call
-from router.serving.deadlines import Deadlines
+from router.serving.deadlines import Running
 from router.serving.encoding import GZIP_MAGIC, CorruptAnswer, Decoder, response_decoder
 from router.serving.engines import Exchange
 from router.serving.openai_errors import engine_answer_error, in_band_error
@@ -69,6 +69,8 @@ class Attempt:
     """Receives an engine's answer (`router/http` calls it). Awaited, it gives an Answer or raises a WarmrouteError.
 
     exchange        the engine's side, set when it begins
+    watch           over its time, set when it begins
+    received        bytes of the answer so far
     on_done         called when there is something to give (`run.py`)
     first_token_at  monotonic time of a stream's first token
     events          whole events the client was sent
@@ -76,11 +78,12 @@ class Attempt:
     """
 
     __slots__ = (
-        "_answer", "_booking_id", "_call", "_content", "_deadlines", "_decoder", "_gathered", "_on_first_token",
-        "_relay", "_reply", "_retry_after", "_size", "_status", "_usage", "exchange", "first_token_at", "on_done",
+        "_answer", "_booking_id", "_call", "_content", "_decoder", "_gathered", "_on_first_token", "_relay", "_reply",
+        "_retry_after", "_size", "_status", "_usage", "exchange", "first_token_at", "on_done", "received", "watch",
     )  # fmt: skip
 
     exchange: Exchange
+    watch: Running
 
     def __init__(
         self,
@@ -89,7 +92,6 @@ class Attempt:
         booking_id: int,
         *,
         on_first_token: Callable[[int], None],
-        deadlines: Deadlines,
     ) -> None:
         self.on_done: Callable[[], None] | None = None
         self.first_token_at: float | None = None
@@ -97,7 +99,6 @@ class Attempt:
         self._reply = reply
         self._booking_id = booking_id
         self._on_first_token = on_first_token
-        self._deadlines = deadlines
         self._answer: Answer | WarmrouteError | None = None
         self._status = 0
         self._content = JSON
@@ -107,6 +108,7 @@ class Attempt:
         self._gathered: list[bytes] = []
         self._size = 0
         self._usage: Usage | None = None
+        self.received = 0
 
     def __await__(self) -> Generator[Attempt, None, Answer]:
         if self._answer is None:
@@ -126,6 +128,11 @@ class Attempt:
         return 0 if self._relay is None else self._relay.events
 
     @property
+    def held_back(self) -> bool:
+        """The client reads so slowly that the engine is not read from."""
+        return self.exchange.paused
+
+    @property
     def in_events(self) -> bool:
         """The client is being sent events, so that an error can be said as one."""
         return self._relay is not None
@@ -137,7 +144,7 @@ class Attempt:
 
     def cancel(self, error: WarmrouteError | None = None) -> None:
         """Free the engine at once. `error`: why, for whoever waits for the answer."""
-        self._deadlines.clear(self)
+        self.watch.end()
         self.exchange.cancel()
         if error is not None:
             self._end(error)
@@ -156,6 +163,7 @@ class Attempt:
                 self._retry_after = value
 
     def on_data(self, data: bytes) -> None:
+        self.received += len(data)
         if self._decoder is not None:
             try:
                 data = self._decoder.decompress(data)
@@ -169,8 +177,7 @@ class Attempt:
 
     def on_end(self) -> None:
         relay = self._relay
-        if relay is not None or not self._size:
-            self._deadlines.clear(self)
+        self.watch.end()
         if self._answer is not None:
             return
         if relay is None:
@@ -182,7 +189,7 @@ class Attempt:
         self._end_of_stream(relay, EngineProtocolError("The engine's answer ended early."))
 
     def on_error(self, error: EngineError) -> None:
-        self._deadlines.clear(self)
+        self.watch.end()
         if self._relay is None:
             self._end(error)
         else:
@@ -219,7 +226,7 @@ class Attempt:
         passed = relay.feed(data)
         if self.first_token_at is None and relay.first_token:
             self.first_token_at = time.monotonic()
-            self._deadlines.clear(self)
+            self.watch.begun()
             self._on_first_token(self._booking_id)
         if passed:
             self._pass_on(passed)
@@ -238,7 +245,7 @@ class Attempt:
         if relay.error is not None:
             self.cancel(in_band_error(relay.error))
         else:
-            self._deadlines.set_drain(self)
+            self.watch.drain()
             self._end(StreamEnd(relay.tail))
 
     def _end_of_stream(self, relay: SseRelay, error: EngineError) -> None:
@@ -254,7 +261,7 @@ class Attempt:
 
     def _gather(self, data: bytes) -> None:
         if not self._size:
-            self._deadlines.clear(self)
+            self.watch.begun()
         self._size += len(data)
         if self._reply.started:
             self._reply.write(data)

@@ -5,8 +5,10 @@ Only what is needed is checked: a JSON object, a model that exists. Everything e
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Awaitable, Mapping, Sequence
+from math import inf
 from typing import Any, Protocol
 
 import orjson
@@ -14,6 +16,7 @@ import orjson
 from router.core import Ask, Prompt
 from router.errors import BadRequest, BodyTooLarge
 from router.http.messages import Header, Headers
+from router.serving.deadlines import TimeLimits
 from router.serving.encoding import decode_body
 from router.serving.models import Models, Named
 from router.serving.splice import splice, value_of
@@ -29,7 +32,11 @@ _SESSION_HEADERS = (
 )  # fmt: skip
 """Where clients already say which conversation a request belongs to; the first that is there counts."""
 
-_RARE_HEADERS = frozenset(_SESSION_HEADERS)
+_TOTAL_HEADERS = (b"x-warmroute-timeout", b"x-litellm-timeout")
+_FIRST_TOKEN_HEADER = b"x-warmroute-first-token-timeout"
+"""Seconds. They lower the model's limits, and never raise them."""
+
+_RARE_HEADERS = frozenset((*_SESSION_HEADERS, *_TOTAL_HEADERS, _FIRST_TOKEN_HEADER))
 _RARE_FIELDS = frozenset(("stream_options", "n", "prompt", "cache_salt", "extra_key", "prompt_cache_key", "metadata"))
 """Most requests have none: one look spares a look for each."""
 
@@ -49,7 +56,9 @@ class Call:
     trace  the client's headers that its engine gets: `forwarded`, unless Connection says that they are for us alone
     """
 
-    __slots__ = ("body", "choices", "fields", "named", "path", "salt", "session", "stream", "trace", "wants_usage")
+    __slots__ = (
+        "body", "choices", "fields", "limits", "named", "path", "salt", "session", "stream", "trace", "wants_usage",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -65,6 +74,7 @@ class Call:
         self.body = body
         self.fields = fields = parse_body(body)
         self.named: Named = models.resolve(fields.get("model"))
+        self.limits = self.named.model.limits
         self.stream: bool = fields.get("stream") is True
         self.wants_usage = False
         self.choices = 1
@@ -74,7 +84,7 @@ class Call:
         if not _RARE_FIELDS.isdisjoint(fields):
             self._read_rare_fields(path, fields)
         if not _RARE_HEADERS.isdisjoint(headers):
-            self._read_session_header(headers)
+            self._read_rare_headers(headers)
         if not forwarded.isdisjoint(headers):
             self.trace = _passed_on(headers, forwarded)
 
@@ -84,11 +94,18 @@ class Call:
         self.salt = _salt(fields.get("cache_salt"), fields.get("extra_key"))
         self.session = _session(fields)
 
-    def _read_session_header(self, headers: Headers) -> None:
+    def _read_rare_headers(self, headers: Headers) -> None:
         for name in _SESSION_HEADERS:
             if name in headers:
                 self.session = headers[name].decode("latin-1")
                 break
+        self.limits = _lowered(self.limits, headers)
+
+    def asked_of(self, named: Named) -> Call:
+        """The same request, to be answered by another model."""
+        call = copy.copy(self)
+        call.named = named
+        return call
 
     def ask(self, request_id: str, prompt: Prompt, *, exclude: tuple[str, ...] = ()) -> Ask:
         fields = self.fields
@@ -172,6 +189,29 @@ def _parse_leniently(body: bytes) -> Any:
 def _passed_on(headers: Headers, names: frozenset[bytes]) -> list[Header]:
     only_for_us = {name.strip().lower() for name in headers.get(b"connection", b"").split(b",")}
     return [(name, headers[name]) for name in sorted(names - only_for_us) if name in headers]
+
+
+def _lowered(limits: TimeLimits, headers: Headers) -> TimeLimits:
+    """Raises BadRequest for what is no time."""
+    total = min([_seconds(headers, name) for name in _TOTAL_HEADERS])
+    first = _seconds(headers, _FIRST_TOKEN_HEADER)
+    if total == first == inf:
+        return limits
+    total = min(total, limits.total_s or inf)
+    return TimeLimits(min(first, limits.first_byte_s), limits.between_s, None if total == inf else total)
+
+
+def _seconds(headers: Headers, name: bytes) -> float:
+    value = headers.get(name)
+    if value is None:
+        return inf
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < inf:
+        raise BadRequest(f"{name.decode()} must be a number of seconds above 0.", code="invalid_timeout")
+    return seconds
 
 
 def _wants_usage(options: object) -> bool:

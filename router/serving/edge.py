@@ -15,7 +15,15 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
-from router.errors import BadRequest, BodyTooLarge, MethodNotAllowed, RequestTimeout, UnknownRoute, WarmrouteError
+from router.errors import (
+    BadRequest,
+    BodyTooLarge,
+    MethodNotAllowed,
+    RequestTimeout,
+    ShuttingDown,
+    UnknownRoute,
+    WarmrouteError,
+)
 from router.http.messages import Header, Headers, Refusal, Request, header_lines
 from router.serving.call import CHAT, COMPLETIONS
 from router.serving.gateway import Gateway
@@ -29,7 +37,12 @@ Readiness = Callable[[], Awaitable[Mapping[str, Any]]]
 _SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}").fullmatch
 _MODELS = "/v1/models/"
 _REFUSALS = {408: RequestTimeout, 413: BodyTooLarge}
-_EXPOSED = b"x-request-id, retry-after, x-warmroute-predicted-tokens, x-warmroute-cached-tokens, x-warmroute-instance"
+_SHUTDOWN_RETRY_S = 1.0
+_ENDED_AT_ONCE = 20
+_EXPOSED = (
+    b"x-request-id, retry-after, x-warmroute-predicted-tokens, x-warmroute-cached-tokens, x-warmroute-instance, "
+    b"x-warmroute-attempts"
+)
 _PREFLIGHT: tuple[Header, ...] = (
     (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
     (b"access-control-max-age", b"600"),
@@ -64,6 +77,18 @@ class Edge:
     def running(self) -> int:
         """Requests that have not ended."""
         return len(self._runs)
+
+    async def end_all(self) -> int:
+        """End what runs, as the gateway is going: before its answer has begun with 503, after that with an error event.
+
+        Returns how many requests that were.
+        """
+        runs = list(self._runs)
+        for count, run in enumerate(runs, 1):
+            run.cancel(ShuttingDown("The gateway is shutting down; try again.", retry_after_s=_SHUTDOWN_RETRY_S))
+            if count % _ENDED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return len(runs)
 
     def __call__(self, request: Request, responder: Responder) -> None:
         reply = self._reply(request.named, responder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
+from weakref import WeakSet
 
 from router.core import Adapter, Instance
 from router.errors import EngineError, EngineUnreachable
@@ -24,6 +25,8 @@ class Receiver(Protocol):
 
 
 class Exchange(Protocol):
+    paused: bool
+
     def cancel(self) -> None: ...
     def pause(self) -> None: ...
     def resume(self) -> None: ...
@@ -34,6 +37,8 @@ class Pool(Protocol):
 
     def post_lines(self, target: bytes, headers: Iterable[Header]) -> bytes: ...
     def post(self, lines: bytes, body: bytes, receiver: Receiver) -> Exchange: ...
+    def retire(self) -> None: ...
+    async def answers(self, *, within_s: float) -> bool: ...
     async def aclose(self) -> None: ...
 
 
@@ -63,6 +68,12 @@ class Engine:
             self._routes[path, rank] = route
         return route
 
+    def renew(self, pool: Pool) -> None:
+        """Further requests go over `pool`; those that run end over the one they began with."""
+        self.pool.retire()
+        self.pool = pool
+        self._routes.clear()  # their lines were the old pool's
+
     def _authorization(self) -> tuple[Header, ...]:
         key = self.instance.api_key
         return () if key is None else ((b"authorization", b"Bearer " + key.encode()),)
@@ -74,14 +85,29 @@ class Engines:
     def __init__(self, make_pool: Callable[[Instance], Pool]) -> None:
         self._make_pool = make_pool
         self._engines: dict[str, Engine] = {}
+        self._retired: WeakSet[Pool] = WeakSet()  # a pool is kept by its connections
 
     def add(self, instance: Instance, adapter: Adapter) -> None:
-        """Replaces an engine of the same id; close what `remove` returned before it is added again."""
+        """Replaces an engine of the same id, whose running requests go on."""
+        self.remove(instance.id)
         self._engines[instance.id] = Engine(instance, adapter, self._make_pool(instance))
 
-    def remove(self, instance_id: str) -> Engine | None:
-        """No new requests. Those that run go on until the caller closes the returned engine's pool."""
-        return self._engines.pop(instance_id, None)
+    def remove(self, instance_id: str) -> None:
+        """No new requests. Those that run go on."""
+        engine = self._engines.pop(instance_id, None)
+        if engine is not None:
+            self._retired.add(engine.pool)
+            engine.pool.retire()
+
+    def renew_pools(self) -> None:
+        """What `make_pool` makes has changed."""
+        for engine in self._engines.values():
+            self._retired.add(engine.pool)
+            engine.renew(self._make_pool(engine.instance))
+
+    def instance(self, instance_id: str) -> Instance | None:
+        engine = self._engines.get(instance_id)
+        return engine.instance if engine is not None else None
 
     def get(self, instance_id: str) -> Engine:
         """Raises EngineUnreachable for one that has been removed since it was chosen."""
@@ -96,5 +122,5 @@ class Engines:
 
     async def aclose(self) -> None:
         engines, self._engines = list(self._engines.values()), {}
-        for engine in engines:
-            await engine.pool.aclose()
+        for pool in (*[engine.pool for engine in engines], *self._retired):
+            await pool.aclose()

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 
 from router.core import Ask, Booking, DeliveredSource, Finish, Outcome, Placement, Prompt
-from router.errors import ClientError, EngineUnreachable, NoEngine, RoomFull, WaitedTooLong, WarmrouteError
+from router.errors import ClientError, EngineTimeout, NoEngine, RoomFull, ShuttingDown, WaitedTooLong, WarmrouteError
 from router.http.messages import Request, header_lines
 from router.serving.attempt import Answer, Attempt
 from router.serving.call import TRACE_HEADERS, Call, read_call
-from router.serving.models import Models
-from router.serving.openai_errors import class_of
+from router.serving.failover import Fault, RetryBudget, Tries, fault_of
+from router.serving.models import Models, Named
+from router.serving.openai_errors import CONTEXT_LENGTH_EXCEEDED, EngineFailure, class_of
 from router.serving.proxy import Proxy
+from router.serving.quarantine import Quarantine
 from router.serving.reply import Reply
+from router.serving.split import choose
 from router.serving.tools_order import ToolsOrder
 
 _log = logging.getLogger(__name__)
 _UNKNOWN_MODEL = "unknown"  # what a client made up never becomes a label
+_OVER = "the time of the request is over"
+_NOWHERE = (NoEngine, RoomFull, WaitedTooLong)
 
 Listener = Callable[[Outcome], None]
 Access = Callable[[Request], Listener]
@@ -30,12 +36,15 @@ Access = Callable[[Request], Listener]
 class Passage:
     """What has become of one request so far; at its end, its Outcome."""
 
-    __slots__ = ("access", "attempt", "attempts", "began", "booking", "call", "prompt", "queue_s", "started_at")
+    __slots__ = (
+        "access", "asked_model", "attempt", "attempts", "began", "booking", "call", "prompt", "queue_s", "started_at",
+    )  # fmt: skip
 
     def __init__(self, access: Listener | None) -> None:
         self.access = access
         self.began = time.monotonic()
         self.started_at = time.time()
+        self.asked_model = ""
         self.call: Call | None = None
         self.prompt: Prompt | None = None
         self.booking: Booking | None = None
@@ -43,7 +52,13 @@ class Passage:
         self.attempts = 0
         self.queue_s = 0.0
 
-    def outcome(self, reply: Reply, *, status: int, finish: Finish, error: str = "") -> Outcome:
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self.began
+
+    def outcome(
+        self, reply: Reply, *, status: int, finish: Finish, error: str = "", retry_after_s: float | None = None
+    ) -> Outcome:
         call, prompt, booking, attempt = self.call, self.prompt, self.booking, self.attempt
         usage = attempt.usage if attempt is not None else None
         cached = usage.cached_tokens if usage is not None else None
@@ -74,6 +89,8 @@ class Passage:
             self.attempts,
             error,
             attempt.events if attempt is not None else 0,
+            retry_after_s,
+            self.asked_model,
         )
 
 
@@ -100,7 +117,12 @@ class Gateway:
         access: Access | None = None,
         forward_headers: Sequence[str] = (),
         tools_order: ToolsOrder | None = None,
+        retry_share: float = 0.1,
+        on_fault: Callable[[str, str], None] = lambda model, fault: None,
+        dice: random.Random | None = None,
     ) -> None:
+        """`retry_share`: of the requests, so many attempts may be made again. `on_fault`: told of a model whose engine
+        failed before its first byte, and how (`failover.py`)."""
         self._models = models
         self._tools_order = tools_order
         self._place: Callable[[Ask], Booking | Awaitable[Booking]] = getattr(placement, "place_now", placement.place)
@@ -112,6 +134,10 @@ class Gateway:
         self._receipts = receipts
         self._access = access
         self._forwarded = TRACE_HEADERS.union(name.encode() for name in forward_headers)
+        self.budget = RetryBudget(retry_share)
+        self._on_fault = on_fault
+        self._quarantine = Quarantine()
+        self._dice = dice or random.Random()
 
     async def complete(self, request: Request, reply: Reply, path: str) -> None:
         """Answer a completion request, as a `Run`. Cancelling that is how a client's leaving is made known."""
@@ -120,7 +146,12 @@ class Gateway:
             call = read_call(request, path, models=self._models, body_limit=self._body_limit, forwarded=self._forwarded)
             if not isinstance(call, Call):
                 call = await asyncio.ensure_future(call)
+            if call.named.model.split:
+                passage.asked_model, call = call.named.model.name, self._of_arm(call)
             passage.call = call
+            self.budget.request()
+            if self._quarantine and self._quarantine.holds(call.body):
+                raise _deadly()
             if self._tools_order is not None and "tools" in call.fields:
                 self._tools_order.observe(call.named.model.name, call.fields["tools"])
             prompt = self._read_prompt(call)
@@ -129,8 +160,8 @@ class Gateway:
             passage.prompt = prompt
             try:
                 answer = await self._attempt(passage, call, prompt, reply)
-            except EngineUnreachable as error:
-                answer = await self._attempt_elsewhere(passage, call, prompt, reply, error)
+            except WarmrouteError as error:
+                answer = await self._recover(passage, call, prompt, reply, error)
         except WarmrouteError as error:
             self._fail(passage, reply, error)
         except asyncio.CancelledError:
@@ -149,6 +180,11 @@ class Gateway:
         """Answer a request that did not come whole. It has an Outcome, as every other."""
         self._fail(Passage(None if self._access is None else self._access(request)), reply, error)
 
+    def _of_arm(self, call: Call) -> Call:
+        """The call as one for the model that a split chooses. Raises NoEngine while that has not joined."""
+        model = call.named.model
+        return call.asked_of(self._models.resolve(choose(model.split, model.name, call.session, call.fields)))
+
     def _read_prompt(self, call: Call) -> Prompt | Awaitable[Prompt]:
         prompts, lora = call.named.model.prompts, call.named.lora
         prepare = getattr(prompts, "prepare_now", prompts.prepare)
@@ -159,44 +195,121 @@ class Gateway:
         return prompt
 
     async def _attempt(
-        self, passage: Passage, call: Call, prompt: Prompt, reply: Reply, exclude: tuple[str, ...] = ()
+        self, passage: Passage, call: Call, prompt: Prompt, reply: Reply, tries: Tries | None = None
     ) -> Answer:
-        """Place and send."""
+        """Place and send. `tries`: those made before this one."""
         asked = time.monotonic()
+        exclude = tries.failed if tries is not None else ()
         try:
             booking = self._place(call.ask(reply.request_id, prompt, exclude=exclude))
             if not isinstance(booking, Booking):
-                booking = await asyncio.ensure_future(booking)
+                booking = await _in_time(asyncio.ensure_future(booking), call, passage)
         finally:
             passage.queue_s += time.monotonic() - asked
         passage.booking = booking
         passage.attempts += 1
-        reply.receipt = self._receipt(booking)
-        attempt = passage.attempt = self._proxy.begin(call, booking, reply, on_first_token=self._progress)
+        reply.receipt = self._receipt(booking, passage.attempts)
+        attempt = passage.attempt = self._proxy.begin(
+            call,
+            booking,
+            reply,
+            on_first_token=self._progress,
+            first_byte_s=_first_byte_s(call, booking, tries),
+            age_s=passage.age_s if call.limits.total_s is not None else 0.0,
+        )
         try:
             return await attempt
         except BaseException:  # the client has left, or the answer is broken: either way the engine is freed
             attempt.cancel()
             raise
 
-    async def _attempt_elsewhere(
-        self, passage: Passage, call: Call, prompt: Prompt, reply: Reply, error: EngineUnreachable
+    # -- what failed before the first byte
+
+    async def _recover(
+        self, passage: Passage, call: Call, prompt: Prompt, reply: Reply, error: WarmrouteError
     ) -> Answer:
-        """Once more if the engine was not even reached, for then nothing has happened yet."""
-        booking = passage.booking
-        if booking is None or reply.started or error.code != EngineUnreachable.code:
-            raise error
-        self._give_back(passage, self._failure(passage, reply, error))
-        try:
-            return await self._attempt(passage, call, prompt, reply, exclude=(booking.instance,))
-        except (NoEngine, RoomFull, WaitedTooLong):
-            raise error from None
+        """By another engine of the model, or by another model: as far as that can do no harm."""
+        asked_models = {call.named.model.name}
+        while True:
+            try:
+                return await self._attempt_again(passage, call, prompt, reply, error)
+            except WarmrouteError as final:
+                error = final
+            named = None if reply.started else self._other_model(call, error, asked_models)
+            if named is None:
+                raise error
+            asked_models.add(named.model.name)
+            self._give_back(passage, self._failure(passage, reply, error))
+            call = passage.call = call.asked_of(named)
+            found = self._read_prompt(call)
+            prompt = found if isinstance(found, Prompt) else await asyncio.ensure_future(_or_unread(found, call))
+            passage.prompt = prompt
+            try:
+                return await self._attempt(passage, call, prompt, reply)
+            except WarmrouteError as failed:
+                error = failed
+
+    async def _attempt_again(
+        self, passage: Passage, call: Call, prompt: Prompt, reply: Reply, error: WarmrouteError
+    ) -> Answer:
+        """Elsewhere; where there is no other engine, later. Raises the error of the last attempt."""
+        tries = Tries(call.named.model.failover, self.budget, dice=self._dice)
+        while True:
+            booking = passage.booking
+            fault = await self._fault(call, booking, error) if booking is not None and not reply.started else None
+            if fault is None or booking is None:
+                raise error
+            if fault is Fault.DIED and self._quarantine.note(call.body):
+                raise _deadly()
+            if not tries.again(fault, booking.instance, age_s=passage.age_s):
+                raise error
+            self._give_back(passage, self._failure(passage, reply, error))
+            await _sleep(tries.pause_s(fault))
+            try:
+                return await self._attempt(passage, call, prompt, reply, tries)
+            except _NOWHERE:
+                wait_s = tries.wait_s(fault, error.retry_after_s, age_s=passage.age_s)
+                if wait_s is None:
+                    raise error from None
+            except WarmrouteError as failed:
+                error = failed
+                continue
+            await _sleep(wait_s)
+            tries.failed = ()
+            try:
+                return await self._attempt(passage, call, prompt, reply, tries)
+            except _NOWHERE:
+                raise error from None
+            except WarmrouteError as failed:
+                error = failed
+
+    async def _fault(self, call: Call, booking: Booking, error: WarmrouteError) -> Fault | None:
+        fault = fault_of(error)
+        if fault is Fault.RESET and not await asyncio.ensure_future(self._proxy.is_there(booking.instance)):
+            fault = Fault.DIED
+        if fault is not None:
+            self._on_fault(call.named.model.name, fault)
+        return fault
+
+    def _other_model(self, call: Call, error: WarmrouteError, asked: set[str]) -> Named | None:
+        """Which one is configured for such a case, and is there."""
+        model = call.named.model
+        names: Sequence[str] = ()
+        if error.code == CONTEXT_LENGTH_EXCEEDED:
+            names = model.larger
+        elif not isinstance(error, (ClientError, ShuttingDown)):
+            names = model.fallbacks
+        for name in names:
+            named = self._models.find(name)
+            if named is not None and named.model.name not in asked:
+                return named
+        return None
 
     # -- the end
 
     def _fail(self, passage: Passage, reply: Reply, error: WarmrouteError) -> None:
         attempt = passage.attempt
-        self._end(passage, self._failure(passage, reply, error))
+        self._end(passage, self._failure(passage, reply, error, final=True))
         if not reply.started:
             reply.fail(error)
         elif attempt is not None and attempt.in_events:
@@ -220,20 +333,62 @@ class Gateway:
         if booking is not None:
             self._release(booking.id, outcome)
 
-    def _failure(self, passage: Passage, reply: Reply, error: WarmrouteError) -> Outcome:
-        answered = isinstance(error, ClientError) and not reply.started
+    def _failure(self, passage: Passage, reply: Reply, error: WarmrouteError, *, final: bool = False) -> Outcome:
+        answered = final and isinstance(error, ClientError) and not reply.started
         return passage.outcome(
             reply,
             status=reply.status if reply.started else error.status,
             finish="complete" if answered else "upstream_failed",
             error=class_of(error),
+            retry_after_s=error.retry_after_s,
         )
 
-    def _receipt(self, booking: Booking) -> bytes:
+    def _receipt(self, booking: Booking, attempts: int) -> bytes:
         predicted = b"\r\nx-warmroute-predicted-tokens: %d" % booking.predicted_hit_tokens
+        if attempts > 1:
+            predicted += b"\r\nx-warmroute-attempts: %d" % attempts
         if not self._receipts:
             return predicted
         return predicted + header_lines(((b"x-warmroute-instance", booking.instance.encode("latin-1", "replace")),))
+
+
+def _first_byte_s(call: Call, booking: Booking, tries: Tries | None) -> float:
+    """How long a first byte is waited for: less where there is another engine, or model, to go to."""
+    model = call.named.model
+    limit, rule = call.limits.first_byte_s, model.failover
+    if rule.move_on_s is None or rule.move_on_s >= limit or Fault.SILENT not in rule.retry_on:
+        return limit
+    attempts_left = rule.attempts - 1 if tries is None else tries.left
+    failed = () if tries is None else tries.failed
+    elsewhere = attempts_left > 0 and not set(failed).issuperset(booking.attempts_left)
+    return rule.move_on_s if elsewhere or model.fallbacks else limit
+
+
+async def _in_time(booking: asyncio.Future[Booking], call: Call, passage: Passage) -> Booking:
+    """Raises EngineTimeout for a request that is still in line when its time is over."""
+    total_s = call.limits.total_s
+    if total_s is None:
+        return await booking
+    timer = asyncio.get_running_loop().call_later(max(0.0, total_s - passage.age_s), booking.cancel, _OVER)
+    try:
+        return await booking
+    except asyncio.CancelledError as cancelled:
+        if cancelled.args != (_OVER,):  # but the client has left
+            raise
+        raise EngineTimeout("No engine was free in the time the request may take.", code="total_timeout") from None
+    finally:
+        timer.cancel()
+
+
+async def _sleep(seconds: float) -> None:
+    if seconds > 0:
+        await asyncio.ensure_future(asyncio.sleep(seconds))
+
+
+def _deadly() -> EngineFailure:
+    error = EngineFailure(502)
+    error.message, error.code = "Engines that took this request died. It is not given to another.", "quarantined"
+    return error
 
 
 async def _or_unread(prompt: Awaitable[Prompt], call: Call) -> Prompt:

@@ -17,7 +17,11 @@ from router.serving.usage import parse_object
 _TRACE = re.compile(
     r"\s*\n\s*File \"|\s*\nTraceback \("
 )  # SGLang 0.5.23 adds its own source lines to validation errors
+_TOO_LONG = re.compile(r"maximum context length|longer than the model's context length|context_length_exceeded", re.I)
+"""vLLM 0.32; SGLang 0.5.23; OpenAI's own code. Older engines say so with a 500."""
+_DEAD = "EngineCore encountered an issue"  # vLLM 0.32, of every request, until its server is gone too
 _MESSAGE_CHARS = 4096
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 _NOT_THERE = "The engine does not serve this model or route."
 _OWN_WORDS = {
     401: "The engine refused the gateway.",
@@ -39,17 +43,21 @@ class EngineRefusal(ClientError):
 
 
 class EngineFailure(EngineError):
-    """The engine's word that it failed, with its status, in our own words."""
+    """The engine's word that it failed, with its status, in our own words. `died`: that it will never recover."""
 
-    def __init__(self, status: int, *, retry_after_s: float | None = None) -> None:
+    def __init__(self, status: int, *, retry_after_s: float | None = None, died: bool = False) -> None:
         message = _OWN_WORDS.get(status, "The engine failed to answer the request.")
         super().__init__(message, code="engine_error", retry_after_s=retry_after_s, detail=f"engine status {status}")
+        self.engine_status = status
+        self.died = died
         self.status = 502 if status in (401, 403) else status
 
 
 def class_of(error: WarmrouteError) -> str:
     """What an error counts as: one of a short list, whatever an engine wrote into its own."""
-    if isinstance(error, (EngineRefusal, EngineFailure)):
+    if isinstance(error, EngineFailure):
+        return f"engine_{error.engine_status}"
+    if isinstance(error, EngineRefusal):
         return f"engine_{error.status}"
     return error.code or error.type
 
@@ -71,7 +79,7 @@ def engine_answer_error(status: int, body: bytes, retry_after: bytes | None = No
     if 400 <= status < 500:
         return _engine_error(status, _error_object(answer) if answer is not None else {}, retry_after)
     if status >= 500:
-        return EngineFailure(status, retry_after_s=_seconds(retry_after))
+        return _failure(status, _error_object(answer) if answer is not None else {}, retry_after)
     return EngineProtocolError("The engine answered with a status that is not understood.", detail=f"status {status}")
 
 
@@ -82,17 +90,34 @@ def in_band_error(error: dict[str, Any]) -> WarmrouteError:
 
 def _engine_error(status: int, error: dict[str, Any], retry_after: bytes | None) -> WarmrouteError:
     if status >= 500 or status in (401, 403, 429):  # our key, or the engine's own limit: nothing the client did
-        return EngineFailure(status, retry_after_s=_seconds(retry_after))
+        return _failure(status, error, retry_after)
     if status == 404:  # vLLM lists the names it does know
         return EngineRefusal(404, _NOT_THERE, type="invalid_request_error", param=None, code="model_not_found")
-    message, param = error.get("message"), error.get("param")
+    return _refusal(400 if status == 422 else status, error)  # SDKs know 400; 422 is FastAPI's habit
+
+
+def _failure(status: int, error: dict[str, Any], retry_after: bytes | None) -> WarmrouteError:
+    if status == 500 and _is_too_long(error):
+        return _refusal(400, error)
+    died = status == 500 and _DEAD in str(error.get("message"))
+    return EngineFailure(status, retry_after_s=_seconds(retry_after), died=died)
+
+
+def _refusal(status: int, error: dict[str, Any]) -> EngineRefusal:
+    message, param, code = error.get("message"), error.get("param"), error.get("code", status)
+    if not isinstance(code, (str, int, type(None))):
+        code = status
     return EngineRefusal(
-        400 if status == 422 else status,  # SDKs know 400; 422 is FastAPI's habit
+        status,
         _clean(message) if isinstance(message, str) and message else "The engine refused the request.",
         type=str(error.get("type") or "invalid_request_error"),
         param=param if isinstance(param, str) else None,
-        code=error.get("code", status) if isinstance(error.get("code"), (str, int, type(None))) else status,
+        code=CONTEXT_LENGTH_EXCEEDED if _is_too_long(error) else code,
     )
+
+
+def _is_too_long(error: dict[str, Any]) -> bool:
+    return any(isinstance(said := error.get(key), str) and _TOO_LONG.search(said) for key in ("code", "message"))
 
 
 def _error_object(answer: dict[str, Any]) -> dict[str, Any]:

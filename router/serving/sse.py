@@ -11,6 +11,8 @@ What is changed. Nothing, for a client that asked for usage: its bytes are the e
 is there only because we asked is taken away: an event that carries usage and no choices goes whole; from an event with
 choices the `usage` member is cut, whether null or not, and its other bytes stay.
 
+What is refused. An event that should be an object and is none: clients fail on it, and what it had to say is lost.
+
 What ends it. `[DONE]` is not passed on but kept in `tail`, so that a request can be accounted for before its client
 sees the end. An in-band error of the engine is kept in `error`, and what follows it (vLLM 0.32: `[DONE]`) is dropped.
 
@@ -35,6 +37,7 @@ _LINE_PAIRS = (b"\n\n", b"\n\r\n", b"\r\r")
 _BOUNDARY = re.compile(rb"\n\n|\n\r\n|\r\r")
 _EVENTS = re.compile(rb"(?s:.+?)(?:\n\n|\n\r\n|\r\r|\Z)")
 _FINISHED = re.compile(rb'"finish_reason"\s*+:\s*+"')
+_TORN = {"message": "an event is no JSON", "code": 502}
 _HAS_CHOICES = re.compile(rb'"choices"\s*+:\s*+\[\s*+\{')
 
 
@@ -107,6 +110,7 @@ class SseRelay:
             or _FINISHED.search(data)
             or self.done
             or self.error is not None
+            or data.count(b"}\n\n") != data.count(b"\n\n")  # an event that is cut short: found without parsing any
         ):
             return False
         self.events += data.count(b"\n\n") or data.count(b"\n\r\n")
@@ -160,6 +164,9 @@ class SseRelay:
             self.done, self.tail = True, event
             return b""
         chunk = parse_object(payload) if payload else None
+        if chunk is None and payload.startswith(b"{"):
+            self.error = _TORN
+            return b""
         if chunk is not None:
             self.error = _in_band_error(chunk)
             if self.error is not None:

@@ -10,12 +10,13 @@ import pytest
 
 from router.admin.api import create_app
 from router.admin.serve import AdminServer, run
-from router.errors import BadRequest
+from router.errors import BadRequest, Conflict, UnknownInstance
 from router.wire import WireServer, live_methods
 
 
 class FakeLive:
     ready = True
+    mistakes: tuple[str, ...] = ()
 
     async def fleet(self) -> list[dict[str, Any]]:
         return [{"instance": "a", "rank": 0, "state": "ready"}]
@@ -34,6 +35,22 @@ class FakeLive:
     async def requests(self, request_id: str | None) -> list[dict[str, Any]]:
         receipts = [{"request_id": "r-2"}, {"request_id": "r-1"}]
         return [r for r in receipts if request_id in (None, r["request_id"])]
+
+    async def instances(self) -> list[dict[str, Any]]:
+        return [{"id": "a", "state": "ready"}]
+
+    async def drain(self, instance_id: str) -> dict[str, Any]:
+        if instance_id != "[::1]:8000":
+            raise UnknownInstance(f"There is no engine {instance_id!r}.")
+        return {"id": instance_id, "state": "draining"}
+
+    async def undrain(self, instance_id: str) -> dict[str, Any]:
+        raise Conflict("It is no longer configured.")
+
+    async def reload(self) -> dict[str, Any]:
+        if self.mistakes:
+            return {"mistakes": self.mistakes}
+        return {"changed": ["policy.weights"], "needs_restart": ["listen.port"]}
 
     async def metrics(self) -> bytes:
         return b"warmroute_up 1\n"
@@ -77,6 +94,39 @@ async def test_readiness_is_a_status(client: httpx.AsyncClient, monkeypatch: pyt
     assert (await client.get("/readyz")).status_code == 503
 
 
+async def test_an_engine_is_drained_by_its_name(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/admin/v1/instances")).json() == {
+        "object": "list",
+        "data": [{"id": "a", "state": "ready"}],
+    }
+    drained = await client.post("/admin/v1/instances/%5B::1%5D:8000/drain")
+    assert drained.json() == {"id": "[::1]:8000", "state": "draining"}
+    unknown = await client.post("/admin/v1/instances/b/drain")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "instance_not_found")
+    leaving = await client.post("/admin/v1/instances/a/undrain")
+    assert (leaving.status_code, leaving.json()["error"]["code"]) == (409, "conflict")
+
+
+async def test_a_reload_says_what_changed(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/admin/v1/config/reload")
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "object": "config.reload",
+        "changed": ["policy.weights"],
+        "needs_restart": ["listen.port"],
+    }
+
+
+async def test_a_reload_of_nonsense_is_400_with_every_mistake(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeLive, "mistakes", ("w.yaml:1: listen.port: no", "w.yaml:2: engines: no"))
+    answer = await client.post("/admin/v1/config/reload")
+    assert answer.status_code == 400
+    assert answer.json()["mistakes"] == ["w.yaml:1: listen.port: no", "w.yaml:2: engines: no"]
+    assert answer.json()["error"]["code"] == "invalid_config"
+
+
 async def test_in_one_process() -> None:
     server = AdminServer(FakeLive(), host="127.0.0.1", port=0)
     port = await server.start()
@@ -98,6 +148,11 @@ async def test_in_a_process_of_its_own(tmp_path: Path) -> None:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
             assert (await client.post("/admin/v1/parity?model=m")).json()["data"] == [{"model": "m", "state": "EXACT"}]
             assert (await client.post("/admin/v1/explain", content=b"hello")).status_code == 400
+            assert (await client.get("/admin/v1/instances")).json()["data"] == [{"id": "a", "state": "ready"}]
+            assert (await client.post("/admin/v1/instances/%5B::1%5D:8000/drain")).json()["state"] == "draining"
+            assert (await client.post("/admin/v1/instances/b/drain")).json()["error"]["code"] == "instance_not_found"
+            assert (await client.post("/admin/v1/instances/a/undrain")).status_code == 409
+            assert (await client.post("/admin/v1/config/reload")).json()["needs_restart"] == ["listen.port"]
     finally:
         process.terminate()
         process.join(10)

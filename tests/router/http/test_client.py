@@ -226,6 +226,30 @@ async def test_a_closing_pool_does_not_say_that_the_engine_was_not_reached(engin
     assert mine.stats.retried == 0
 
 
+async def test_a_retired_pool_ends_what_runs_and_keeps_nothing(engine, pool):
+    go = asyncio.Event()
+
+    async def script(peer: Peer, number: int) -> None:
+        if await peer.request() == b"slow":
+            await peer.write(_STREAM_HEAD)
+            await go.wait()
+            await peer.write(b"2\r\nok\r\n0\r\n\r\n")
+        else:
+            await peer.write(_OK)
+        await peer.left()
+
+    one = await engine(script)
+    mine = pool(one.url)
+    quick, slow = ask(mine)[1], ask(mine, body=b"slow")[1]
+    await quick.done()
+    await eventually(lambda: mine.idle == 1 and slow.calls == ["head"])
+    mine.retire()
+    assert mine.idle == 0
+    go.set()
+    assert (await slow.done()).body == b"ok"
+    await eventually(lambda: mine.open == 0)
+
+
 async def test_get_has_no_length_and_an_empty_post_has(engine, pool):
     one = await engine(answers_ok)
     mine = pool(one.url)

@@ -583,6 +583,38 @@ async def test_a_sweep_reaches_every_one_of_many_connections(start):
 # -- drain
 
 
+async def test_while_winding_down_everything_is_answered_once_more(start, dial):
+    held = Held()
+    server = await start(held)
+    idle, busy = await dial(server), await dial(server)
+    busy.send(_GET % b"/busy")
+    responder = await held.responder()
+    await eventually(lambda: len(server.connections) == 2)
+    server.wind_down()
+    new = await dial(server)
+    new.send(_GET % b"/new")
+    (await held.responder(2)).send(200, [], b"two")
+    idle.send(_GET % b"/idle")
+    (await held.responder(3)).send(200, [], b"three")
+    responder.send(200, [], b"one")
+    for wire in (new, idle, busy):
+        assert b"\r\nconnection: close\r\n" in await wire.to_end()
+    await server.emptied()
+
+
+async def test_a_stream_that_runs_ends_with_its_connection(start, dial):
+    held = Held()
+    server = await start(held)
+    wire = await dial(server)
+    wire.send(_GET % b"/")
+    responder = await held.responder()
+    responder.start(200, [])
+    responder.write(b"one")
+    server.wind_down()
+    responder.finish()
+    assert (await wire.to_end()).endswith(b"3\r\none\r\n0\r\n\r\n")
+
+
 async def test_drain_answers_what_runs_and_closes_the_idle(start, dial):
     held = Held()
     server = await start(held)

@@ -14,6 +14,7 @@ import pytest
 import zstandard
 
 from router.core import Ask, Outcome, Prompt, Usage
+from router.serving.deadlines import TimeLimits
 from router.serving.models import ServedModel
 from tests.router.serving.stand import STREAM_HEAD, EngineSide, Stand
 
@@ -919,7 +920,7 @@ async def test_nothing_leaks_in_a_storm_of_leavers_and_failures(stand: Stand) ->
 
 
 async def test_an_engine_that_does_not_begin_in_time(stand: Stand) -> None:
-    await stand.start(hang, first_byte_s=0.05)
+    await stand.start(hang, model={"limits": TimeLimits(first_byte_s=0.05)})
     answer = await stand.ask(CHAT)
     assert (answer.status, answer.json["error"]["code"]) == (504, "ttft_timeout")
     assert stand.outcome.finish == "upstream_failed"
@@ -932,7 +933,7 @@ async def test_keep_alives_do_not_put_off_the_deadline(stand: Stand) -> None:
             await side.chunk(b": keep-alive\n\n")
             await asyncio.sleep(0.01)
 
-    await stand.start(engine, first_byte_s=0.1)
+    await stand.start(engine, model={"limits": TimeLimits(first_byte_s=0.1)})
     answer = await stand.ask(STREAM)
     assert answer.broken
     assert b"ttft_timeout" in answer.body
