@@ -4,7 +4,7 @@
 
 An engine that does not answer yet is tried again for as long as it is configured; until its kind and model are known it
 is shown as pending and gets nothing. One that is no longer configured, or whose address has gone, gets nothing new, and
-is forgotten when its last request has ended.
+is forgotten some time after its last request has ended.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ RETRY_S = 2.0
 SPARE_SHARE = 0.05  # of the loop's time, for tokens that only make a prediction exact
 REFRESH_S = 1.0
 LEAVING_POLL_S = 0.2
+KEPT_S = 30.0
+"""How long at least an engine that is gone is remembered. Names lose an address for some seconds where a busy engine
+fails a probe, and files are edited twice: its cache is still there then."""
 UNREPORTED_ANSWERS = 3  # answers to warm prompts without a cached count before the operator is told
 
 REPORT_FLAGS = {"vllm": "--enable-prompt-tokens-details", "sglang": "--enable-cache-report"}
@@ -273,6 +276,7 @@ class Roster:
         self._fleet.drain(instance_id, reason, now=self._clock())
 
     async def _go(self, instance_id: str) -> None:
+        await asyncio.sleep(KEPT_S)
         while any(rank.booked.requests for rank in self._fleet.ranks(instance_id)):  # noqa: ASYNC110 (seldom, and cheap)
             await asyncio.sleep(LEAVING_POLL_S)
         del self._leaving[instance_id]

@@ -297,6 +297,8 @@ class Fleet:
         for rank in self._members.get(instance_id, ()):
             if rank.health is not Health.DRAINING:
                 rank.health, rank.since = Health.DRAINING, now
+                rank.window = inf  # when it comes back it starts slowly anyway
+                self._starting.pop(rank.id, None)
             rank.reason = reason
         self._changed()
 

@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from router import plugins
+from tests.cases.stand import case_input
 from tests.flows.held_engine import HeldEngine
 from tests.flows.site import CHAT, Client, Site, chat, essay, joined, name, until
 
@@ -135,15 +137,21 @@ async def engine() -> AsyncIterator[HeldEngine]:
 # --- the gateway ends
 
 
-async def test_sigterm_drains_and_nobody_notices(site: Site, engine: HeldEngine) -> None:
+# https://github.com/api7/aisix/pull/995, https://github.com/inference-gateway/inference-gateway/issues/133
+async def test_sigterm_drains_and_nobody_notices(site: Site) -> None:
+    call = case_input("69")["client"][0]
+    asked, count = call["json"], call["concurrent"]
+    engine: HeldEngine = await site.enter(HeldEngine(served=asked["model"]))
     drain = {"accept_s": 1.0, "finish_s": 30}
-    site.configured({"url": engine.url}, models=OWN, listen={"drain": drain, "access_log": True})
+    site.configured(
+        {"url": engine.url}, models={asked["model"]: OWN["own"]}, listen={"drain": drain, "access_log": True}
+    )
     async with Process(site.folder / "warmroute.yaml") as process, httpx.AsyncClient(trust_env=False) as http:
         await until(lambda: ready(process.url), what="it is ready")
         assert (await http.get(f"{process.url}/healthz")).headers.get("connection") is None
-        streams = [await Wire.send(process.url, body()) for _ in range(20)]
+        streams = [await Wire.send(process.url, asked) for _ in range(count)]
         await asyncio.gather(*(stream.begun() for stream in streams))
-        await engine.has(20)
+        await engine.has(count)
 
         process.tell(signal.SIGTERM)
         await process.says("draining")
@@ -153,7 +161,7 @@ async def test_sigterm_drains_and_nobody_notices(site: Site, engine: HeldEngine)
             assert (answer.status_code, answer.json()["draining"]) == (503, True)
         kept = await http.get(f"{process.url}/healthz")  # over the connection from before
         assert kept.headers["connection"] == "close"
-        late = await asyncio.gather(*(_asked_anew(process.url) for _ in range(10)))
+        late = await asyncio.gather(*(_whole(process.url, {**asked, "stream": False}) for _ in range(10)))
         assert all(answer.startswith(b"HTTP/1.1 200 ") and b"\r\nconnection: close\r\n" in answer for answer in late)
 
         await until(lambda: _refused(process.url), what="the window has closed")
@@ -161,11 +169,11 @@ async def test_sigterm_drains_and_nobody_notices(site: Site, engine: HeldEngine)
         for answer in await asyncio.gather(*(stream.rest() for stream in streams)):
             assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         assert await process.ended() == 0
-    assert process.outcomes() == {(200, "complete", ""): 30}
+    assert process.outcomes() == {(200, "complete", ""): count + 10}
 
 
-async def _asked_anew(url: str) -> bytes:
-    return await (await Wire.send(url, body(stream=False))).rest()
+async def _whole(url: str, asked: Mapping[str, Any]) -> bytes:
+    return await (await Wire.send(url, asked)).rest()
 
 
 async def _refused(url: str) -> bool:
@@ -457,6 +465,108 @@ async def test_sighup_reloads(site: Site, engine: HeldEngine) -> None:
         assert b"data: [DONE]" in await stream.whole()
         process.tell(signal.SIGINT)
         assert await process.ended() == 0
+
+
+# --- engines behind a name
+
+
+class Name:
+    """A name whose addresses the test says."""
+
+    def __init__(self, *urls: str) -> None:
+        self.urls = set(urls)
+        self._changed = asyncio.Event()
+
+    def means(self, *urls: str) -> None:
+        self.urls = set(urls)
+        self._changed.set()
+
+    def __call__(self, host: str, port: int, *, scheme: str) -> Name:
+        return self
+
+    async def changes(self) -> AsyncIterator[set[str]]:
+        while True:
+            self._changed.clear()
+            yield self.urls
+            await self._changed.wait()
+
+
+@pytest.fixture
+def behind(monkeypatch: pytest.MonkeyPatch) -> Name:
+    name, load = Name(), plugins.load
+    monkeypatch.setattr(plugins, "load", lambda group, what: name if "discovery" in group else load(group, what))
+    return name
+
+
+# https://github.com/NVIDIA/nvcf/issues/1531, https://github.com/vllm-project/production-stack/issues/601
+async def test_an_engine_whose_address_has_gone_ends_what_it_has_begun(
+    site: Site, engine: HeldEngine, behind: Name
+) -> None:
+    other: HeldEngine = await site.enter(HeldEngine())
+    other.holds = False
+    behind.means(engine.url)
+    client = await site.gateway({"url": "dns+http://engines:80"}, models=OWN, ready=1)
+    streams = [await Wire.send(client.running.url, body()) for _ in range(20)]
+    await asyncio.gather(*(stream.begun() for stream in streams))
+
+    behind.means(other.url)
+
+    async def drains() -> bool:
+        return (await client.rows())[f"{at(engine)}/0"]["health"] == "draining"
+
+    await until(drains, what="the first one is draining")
+    await joined(client, 1)
+    row = (await client.rows())[f"{at(engine)}/0"]
+    assert (row["health"], row["reason"]) == ("draining", "its address is gone from the name")
+    assert {(await client.ask(body())).instance for _ in range(5)} == {at(other)}
+    engine.finish()
+    for stream in streams:
+        assert b"data: [DONE]" in await stream.whole()
+    await until(lambda: is_forgotten(client, engine), what="it is forgotten")
+    assert engine.aborted == 0
+
+
+async def test_an_address_that_flickers_loses_nothing(site: Site, engine: HeldEngine, behind: Name) -> None:
+    behind.means(engine.url)
+    client = await site.gateway({"url": "dns+http://engines:80"}, models=OWN, ready=1)
+    stream = await Wire.send(client.running.url, body())
+    await stream.begun()
+    behind.means()
+
+    async def state() -> str:
+        return str((await client.rows())[f"{at(engine)}/0"]["health"])
+
+    async def drains() -> bool:
+        return await state() == "draining"
+
+    await until(drains, what="it is draining")
+    behind.means(engine.url)
+    await joined(client, 1)
+    assert (await client.rows())[f"{at(engine)}/0"]["booked_requests"] == 1
+    engine.finish()
+    await stream.whole()
+
+
+async def test_settings_of_a_name_reach_all_engines_behind_it(site: Site, engine: HeldEngine, behind: Name) -> None:
+    other: HeldEngine = await site.enter(HeldEngine())
+    behind.means(engine.url, other.url)
+    client = await site.gateway({"url": "dns+http://engines:80"}, models=OWN, ready=2)
+    stream = await Wire.send(client.running.url, body())
+    await stream.begun()
+    site.write({"url": "dns+http://engines:80", "labels": {"zone": "b"}}, models=OWN)
+    assert (await reloaded(client))["engines"]["changed"] == ["engines:80"]
+
+    async def told() -> bool:
+        return [row["labels"] for row in (await client.rows()).values()] == [{"zone": "b"}] * 2
+
+    await until(told, what="both have the label")
+    site.write({"url": other.url}, models=OWN)
+    assert (await reloaded(client))["engines"]["removed"] == ["engines:80"]
+    for each in (engine, other):
+        each.finish()
+    assert b"data: [DONE]" in await stream.whole()
+    await until(lambda: is_forgotten(client, engine), what="the one is forgotten")
+    await joined(client, 1)
 
 
 # --- an engine is drained
