@@ -34,20 +34,19 @@ def at(engine: HeldEngine) -> str:
 
 
 class Wire:
-    """One request over a connection of its own, and what came back."""
+    """A request over a connection of its own, and what came back."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
     @classmethod
-    async def send(cls, url: str, asked: Mapping[str, Any] | None, path: str = CHAT) -> Wire:
-        """`asked`: the body of a POST; None: a GET."""
+    async def send(cls, url: str, asked: Mapping[str, Any], *, copies: int = 1) -> Wire:
         address = urlsplit(url)
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
-        data = b"" if asked is None else json.dumps(asked).encode()
-        method = "GET" if asked is None else "POST"
-        writer.write(f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
+        data = json.dumps(asked).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode()
+        writer.write((head + data) * copies)
         return cls(reader, writer)
 
     async def begun(self) -> bytes:
@@ -210,6 +209,26 @@ async def test_what_outlives_the_limit_ends_with_an_error(site: Site, engine: He
         return engine.aborted == 1  # of the other one the engine would learn with its next token
 
     await until(freed, what="the engine is freed")
+
+
+async def test_what_was_pipelined_behind_it_is_told_too(site: Site, engine: HeldEngine) -> None:
+    async with site.running({"url": engine.url}, models=OWN) as client:
+        wire = await Wire.send(client.running.url, body(stream=False), copies=3)
+        await engine.has(1)
+        hurry = asyncio.Event()
+        hurry.set()
+        await client.running.drain(hurry=hurry)
+        said = await wire.rest()
+        assert said.count(b"HTTP/1.1 503 ") == said.count(b'"code":"shutting_down"') == 3
+        receipts = await client.running.live.requests(None)
+        assert [(r["finish"], r["error"]) for r in receipts] == [("upstream_failed", "shutting_down")] * 3
+
+
+async def test_whoever_ends_a_gateway_ends_its_streams_with_an_error(site: Site, engine: HeldEngine) -> None:
+    async with site.running({"url": engine.url}, models=OWN, drain_s=0.1) as client:
+        stream = await Wire.send(client.running.url, body())
+        await stream.begun()
+    assert b'"code":"shutting_down"' in await stream.rest()
 
 
 async def test_who_waits_for_an_engine_is_told_too(site: Site, engine: HeldEngine) -> None:
