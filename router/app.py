@@ -477,7 +477,8 @@ async def _save(path: Path, index: BlockIndex, secret: bytes, feed: Feed) -> Non
 def expected_models(config: Config) -> set[str]:
     """Names that clients may use as soon as their engines have joined."""
     named = {engine.model for engine in config.engines if engine.model is not None}
-    return named | set(config.aliases) | (set(config.models) - {"*"})
+    arms = {arm for model in config.models.values() for arm in model.split}
+    return named | arms | set(config.aliases) | (set(config.models) - {"*"})
 
 
 def deployment_secret(state_dir: Path) -> bytes:

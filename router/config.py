@@ -214,6 +214,9 @@ class Model(Section):
     tokenizes. warn: say so, and go on with ours. off: don't compare."""
     fallbacks: tuple[Text, ...] = ()
     """Models to ask, in this order, when no engine of this one can answer."""
+    split: dict[Text, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(default_factory=dict)
+    """Models that share the requests for this name, with their weights, e.g. {base: 95, candidate: 5}. A conversation
+    stays with one of them. Such a name has no engines of its own."""
     context_window_fallbacks: tuple[Text, ...] = ()
     """Models to ask when a prompt is too long for this one."""
     timeouts: ModelTimeouts = ModelTimeouts()
@@ -587,13 +590,21 @@ def _fallback_mistakes(config: Config) -> Iterator[Mistake]:
     declared = {engine.model for engine in config.engines}
     known = None if None in declared else declared | set(config.models) | set(config.aliases)
     for name, model in config.models.items():
+        others: list[tuple[Where, str]] = [(("models", name, "split", other), other) for other in model.split]
         for key in ("fallbacks", "context_window_fallbacks"):
-            for position, other in enumerate(getattr(model, key)):
-                where: Where = ("models", name, key, position)
-                if other == name or config.aliases.get(other) == name:
-                    yield where, f"{other!r} is the model itself"
-                elif known is not None and other not in known:
-                    yield where, f"no engine serves {other!r}"
+            others += [(("models", name, key, at), other) for at, other in enumerate(getattr(model, key))]
+        for where, other in others:
+            if other == name or config.aliases.get(other) == name:
+                yield where, f"{other!r} is the model itself"
+            elif known is not None and other not in known:
+                yield where, f"no engine serves {other!r}"
+        if model.split and name == "*":
+            yield ("models", name, "split"), "is for a name of its own (write it under that)"
+        elif model.split and name in declared:
+            yield ("models", name, "split"), "has engines of its own (give the split another name)"
+        for other in model.split:
+            if other in config.models and config.models[other].split:
+                yield ("models", name, "split", other), f"{other!r} is a split, too"
         if model.failover is not None and "share" in model.failover.model_fields_set:
             yield ("models", name, "failover", "share"), "is for all models together (write it under failover)"
 

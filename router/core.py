@@ -389,6 +389,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     error: str = ""  # a class of error, never a text of the engine
     events: int = 0  # stream events the client was sent: what stands for output tokens where there is no usage
     retry_after_s: float | None = None  # when the engine said it may be asked again
+    asked_model: str = ""  # the name the client gave, if that is a split and `model` the arm that was chosen
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -30,6 +30,7 @@ from router.serving.engines import Engines
 from router.serving.failover import FailoverRule, Fault
 from router.serving.models import Models, ServedModel
 from router.serving.prompt import ModelPrompts, Parity, PromptLimits, check, load_prompts
+from router.serving.split import arms
 
 log = logging.getLogger("warmroute.roster")
 
@@ -341,9 +342,18 @@ class Roster:
             )
             for name, prompts in self.prompts.items()
         ]
+        shown += self._splits({model.name: model for model in shown})
         if shown != self._shown:
             self._models.replace(shown)
             self._shown = shown
+
+    def _splits(self, served: Mapping[str, ServedModel]) -> Iterator[ServedModel]:
+        """Names that stand for several models, once one of these is there."""
+        for name, settings in self._config.models.items():
+            of = [served[arm] for arm in settings.split if arm in served]
+            if of and name not in served:
+                split = arms(settings.split)
+                yield ServedModel(name, of[0].prompts, aliases=settings.aliases, created=self._created, split=split)
 
     async def _load_prompts(self, name: str, rank: Rank) -> None:
         settings, dialect = self._config.model(name), rank.instance.engine

@@ -1,4 +1,4 @@
-"""What a client asks for: a completion request, read as far as the gateway needs it and no further.
+"""What a client asks for: a request for an engine, read as far as the gateway needs it and no further.
 
 Only what is needed is checked: a JSON object, a model that exists. Everything else is the engine's call.
 """
@@ -16,6 +16,7 @@ import orjson
 from router.core import Ask, Prompt
 from router.errors import BadRequest, BodyTooLarge
 from router.http.messages import Header, Headers
+from router.serving.apis import APIS
 from router.serving.deadlines import TimeLimits
 from router.serving.encoding import decode_body
 from router.serving.models import Models, Named
@@ -37,7 +38,12 @@ _FIRST_TOKEN_HEADER = b"x-warmroute-first-token-timeout"
 """Seconds. They lower the model's limits, and never raise them."""
 
 _RARE_HEADERS = frozenset((*_TRACE_HEADERS, *_SESSION_HEADERS, *_TOTAL_HEADERS, _FIRST_TOKEN_HEADER))
-_RARE_FIELDS = frozenset(("stream_options", "n", "prompt", "cache_salt", "extra_key", "prompt_cache_key", "metadata"))
+_RARE_FIELDS = frozenset(
+    (
+        *("stream_options", "n", "prompt", "cache_salt", "extra_key", "prompt_cache_key", "metadata"),
+        *("sampling_params", "previous_response_id", "conversation", "background"),
+    )
+)
 """Most requests have none: one look spares a look for each."""
 
 
@@ -54,12 +60,24 @@ class Call:
     """One request. `body` is the client's, decoded of any content coding; `fields` is what a parser makes of it."""
 
     __slots__ = (
-        "body", "choices", "fields", "limits", "named", "path", "salt", "session", "stream", "trace", "wants_usage",
-    )  # fmt: skip
+        "api",
+        "body",
+        "choices",
+        "fields",
+        "limits",
+        "named",
+        "path",
+        "salt",
+        "session",
+        "stream",
+        "trace",
+        "wants_usage",
+    )
 
     def __init__(self, path: str, body: bytes, *, headers: Headers, models: Models) -> None:
-        """`headers`: the first value of each. Raises BadRequest and UnknownModel."""
+        """`path`: as engines know it. `headers`: the first value of each. Raises BadRequest and UnknownModel."""
         self.path = path
+        self.api = APIS[path]
         self.body = body
         self.fields = fields = parse_body(body)
         self.named: Named = models.resolve(fields.get("model"))
@@ -71,15 +89,19 @@ class Call:
         self.session: str | None = None
         self.trace: Sequence[Header] = ()
         if not _RARE_FIELDS.isdisjoint(fields):
-            self._read_rare_fields(path, fields)
+            self._read_rare_fields(fields)
         if not _RARE_HEADERS.isdisjoint(headers):
             self._read_rare_headers(headers)
 
-    def _read_rare_fields(self, path: str, fields: Mapping[str, Any]) -> None:
+    def _read_rare_fields(self, fields: Mapping[str, Any]) -> None:
+        self.api.check(fields)
         self.wants_usage = _wants_usage(fields.get("stream_options"))
-        self.choices = _choices(path, fields)
-        self.salt = _salt(fields.get("cache_salt"), fields.get("extra_key"))
-        self.session = _session(fields)
+        self.choices = self.api.choices(fields)
+        self.salt = _salt(
+            fields.get("cache_salt"),
+            value_of(self.body, "extra_key", present=fields) if fields.get("extra_key") else None,
+        )
+        self.session = self.api.session(fields)
 
     def _read_rare_headers(self, headers: Headers) -> None:
         for name in _SESSION_HEADERS:
@@ -96,9 +118,7 @@ class Call:
         return call
 
     def ask(self, request_id: str, prompt: Prompt, *, exclude: tuple[str, ...] = ()) -> Ask:
-        fields = self.fields
         model, lora = self.named
-        limit = fields["max_completion_tokens"] if "max_completion_tokens" in fields else fields.get("max_tokens")
         return Ask(  # by position: keywords cost a struct several times as much
             request_id,
             model.name,
@@ -111,7 +131,7 @@ class Call:
             0,  # priority
             self.stream,
             self.choices,
-            limit if type(limit) is int and limit >= 0 else None,  # max_output_tokens
+            self.api.output_limit(self.fields),  # max_output_tokens
             exclude,
             None,  # policy
             len(self.body),
@@ -122,7 +142,7 @@ class Call:
         owned = dict(rank_fields)
         if self.fields.get("model") != served:
             owned["model"] = orjson.dumps(served)
-        if self.stream and not self.wants_usage:
+        if self.stream and not self.wants_usage and self.api.asks_for_usage:
             owned["stream_options"] = self._stream_options()
         return splice(self.body, owned, present=self.fields) if owned else self.body
 
@@ -203,29 +223,11 @@ def _wants_usage(options: object) -> bool:
     return not isinstance(options, dict) or options.get("include_usage") not in (None, False)
 
 
-def _choices(path: str, fields: Mapping[str, Any]) -> int:
-    """How many choices the answer has: n, times the prompts of a batch."""
-    n = fields.get("n")
-    choices = n if type(n) is int and n > 0 else 1
-    prompt = fields.get("prompt") if path == COMPLETIONS else None
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        choices *= len(prompt)
-    return choices
-
-
-def _salt(salt: object, extra: object) -> str | None:
+def _salt(salt: object, extra: bytes | None) -> str | None:
     """What keeps this prompt's blocks apart from the same text of others.
 
     SGLang's `extra_key` separates its cache too, but its events don't show it: such a prompt gets a root that no event
-    has, so that public blocks earn it no credit.
+    has, so that public blocks earn it no credit. `extra`: as the client wrote it, since it may be any JSON value.
     """
-    if extra:
-        return f"{salt or ''}\0extra_key\0{extra}"
-    return salt if isinstance(salt, str) and salt else None
-
-
-def _session(fields: Mapping[str, Any]) -> str | None:
-    key = fields.get("prompt_cache_key")
-    if key is None and isinstance(metadata := fields.get("metadata"), dict):
-        key = metadata.get("session_id")
-    return key if isinstance(key, str) and key else None
+    own = salt if isinstance(salt, str) else ""
+    return f"{own}\0extra_key\0{extra.decode()}" if extra is not None else own or None

@@ -1,7 +1,6 @@
 """HTTP in, HTTP out: the routes of the inference API, and what goes with every answer.
 
-POST /v1/chat/completions   POST /v1/completions   GET /v1/models   GET /v1/models/{id}   (all without /v1, too)
-GET  /healthz               GET  /readyz
+POST  what goes to an engine: `apis/__init__.py`     GET  /v1/models   /v1/models/{id}   /healthz   /readyz
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from urllib.parse import unquote
 
 from router.errors import MethodNotAllowed, ShuttingDown, UnknownRoute, WarmrouteError
 from router.http.messages import Header, Headers, Request, header_lines
-from router.serving.call import CHAT, COMPLETIONS
+from router.serving.apis import APIS, OPENAI, ROUTES, Api
+from router.serving.apis.responses import NOT_STORED
 from router.serving.gateway import Gateway
 from router.serving.models import Models
 from router.serving.reply import Reply, Responder
@@ -59,9 +59,9 @@ class Edge:
             "/healthz": ("GET", self._healthz),
             "/readyz": ("GET", self._readyz),
         }
+        for path, upstream in ROUTES.items():
+            self._routes[path] = ("POST", partial(self._complete, upstream, APIS[upstream]))
         for prefix in ("/v1", ""):
-            self._routes[prefix + "/chat/completions"] = ("POST", partial(self._complete, CHAT))
-            self._routes[prefix + "/completions"] = ("POST", partial(self._complete, COMPLETIONS))
             self._routes[prefix + "/models"] = ("GET", self._list_models)
 
     @property
@@ -95,9 +95,12 @@ class Edge:
             else:
                 raise MethodNotAllowed(f"Use {known} for this route.")
         except WarmrouteError as error:
+            reply.api = APIS.get(ROUTES.get(request.path, ""), OPENAI)
             reply.fail(error)
 
     def _route_of_card(self, path: str) -> tuple[str, Callable[[Request, Reply], None]]:
+        if path.removeprefix("/v1").startswith("/responses/"):
+            raise UnknownRoute(NOT_STORED)
         full = path if path.startswith("/v1/") else "/v1" + path
         if not full.startswith(_MODELS):
             raise UnknownRoute("There is no such route.")
@@ -123,7 +126,10 @@ class Edge:
 
     # -- routes
 
-    def _complete(self, path: str, request: Request, reply: Reply) -> None:
+    def _complete(self, path: str, api: Api, request: Request, reply: Reply) -> None:
+        reply.api = api
+        if api.id_header:
+            reply.lines += b"\r\n%b: %b" % (api.id_header, reply.request_id.encode())
         self._run(self._gateway.complete(request, reply, path), reply)
 
     def _list_models(self, request: Request, reply: Reply) -> None:

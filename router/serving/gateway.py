@@ -20,6 +20,7 @@ from router.serving.openai_errors import CONTEXT_LENGTH_EXCEEDED, EngineFailure,
 from router.serving.proxy import Proxy
 from router.serving.quarantine import Quarantine
 from router.serving.reply import Reply
+from router.serving.split import choose
 from router.serving.tools_order import ToolsOrder
 
 _log = logging.getLogger(__name__)
@@ -33,11 +34,12 @@ Listener = Callable[[Outcome], None]
 class Passage:
     """What has become of one request so far; at its end, its Outcome."""
 
-    __slots__ = ("attempt", "attempts", "began", "booking", "call", "prompt", "queue_s", "started_at")
+    __slots__ = ("asked_model", "attempt", "attempts", "began", "booking", "call", "prompt", "queue_s", "started_at")
 
     def __init__(self) -> None:
         self.began = time.monotonic()
         self.started_at = time.time()
+        self.asked_model = ""
         self.call: Call | None = None
         self.prompt: Prompt | None = None
         self.booking: Booking | None = None
@@ -83,6 +85,7 @@ class Passage:
             error,
             attempt.events if attempt is not None else 0,
             retry_after_s,
+            self.asked_model,
         )
 
 
@@ -128,12 +131,17 @@ class Gateway:
         self._dice = dice or random.Random()
 
     async def complete(self, request: HttpRequest, reply: Reply, path: str) -> None:
-        """Answer a completion request, as a `Run`. Cancelling that is how a client's leaving is made known."""
+        """Answer a request, as a `Run`. Cancelling that is how a client's leaving is made known.
+
+        `path`: as engines know it.
+        """
         passage = Passage()
         try:
             call = read_call(request, path, models=self._models, body_limit=self._body_limit)
             if not isinstance(call, Call):
                 call = await asyncio.ensure_future(call)
+            if call.named.model.split:
+                passage.asked_model, call = call.named.model.name, self._of_arm(call)
             passage.call = call
             self.budget.request()
             if self._quarantine and self._quarantine.holds(call.body):
@@ -161,7 +169,14 @@ class Gateway:
             self._end(passage, passage.outcome(reply, status=200, finish="complete"))
             answer.deliver(reply)
 
+    def _of_arm(self, call: Call) -> Call:
+        """The call as one for the model that a split chooses. Raises NoEngine while that has not joined."""
+        model = call.named.model
+        return call.asked_of(self._models.resolve(choose(model.split, model.name, call.session, call.fields)))
+
     def _read_prompt(self, call: Call) -> Prompt | Awaitable[Prompt]:
+        if not call.api.reads_prompt:
+            return call.api.unread_prompt(call.fields, len(call.body))
         prompts, lora = call.named.model.prompts, call.named.lora
         prepare = getattr(prompts, "prepare_now", prompts.prepare)
         try:
@@ -235,7 +250,7 @@ class Gateway:
             fault = await self._fault(call, booking, error) if booking is not None and not reply.started else None
             if fault is None or booking is None:
                 raise error
-            if fault is Fault.DIED and self._quarantine.note(call.body):
+            if fault is Fault.DIED and self._quarantine.note(call.body, booking.instance):
                 raise _deadly()
             if not tries.again(fault, booking.instance, age_s=passage.age_s):
                 raise error
@@ -289,7 +304,7 @@ class Gateway:
         if not reply.started:
             reply.fail(error)
         elif attempt is not None and attempt.in_events:
-            reply.break_off(error, inside=attempt.inside)
+            reply.break_off(error, inside=attempt.inside, events=attempt.events)
         else:
             reply.break_off(None)
 
@@ -312,7 +327,7 @@ class Gateway:
         answered = final and isinstance(error, ClientError) and not reply.started
         return passage.outcome(
             reply,
-            status=reply.status if reply.started else error.status,
+            status=reply.status if reply.started else reply.api.status(error),
             finish="complete" if answered else "upstream_failed",
             error=class_of(error),
             retry_after_s=error.retry_after_s,

@@ -11,6 +11,7 @@ from router.core import Prompt
 from router.errors import BadRequest, NoEngine, UnknownModel
 from router.serving.deadlines import TimeLimits
 from router.serving.failover import FailoverRule
+from router.serving.split import Arm
 
 _SHOWN_CHARS = 100
 _JOINING_S = 2.0
@@ -31,7 +32,8 @@ class Prompts(Protocol):
 class ServedModel(msgspec.Struct, frozen=True):
     """One public model. `aliases` and `loras` are further names for it; a LoRA's name also chooses the adapter.
 
-    fallbacks: models to ask when its engines cannot answer. larger: when a prompt is too long for it.
+    fallbacks: models to ask when its engines cannot answer. larger: when a prompt is too long for it. split: models
+    that share its requests.
     """
 
     name: str
@@ -44,6 +46,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     failover: FailoverRule = FailoverRule()
     fallbacks: tuple[str, ...] = ()
     larger: tuple[str, ...] = ()
+    split: tuple[Arm, ...] = ()
 
 
 class Named(NamedTuple):

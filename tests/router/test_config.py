@@ -16,6 +16,7 @@ from router.errors import ConfigError
 from router.lab.profiles import PROFILES
 
 ENGINES = "engines: [{url: http://127.0.0.1:8000}]\n"
+TWO = "engines: [{url: 'http://a:1', model: m}, {url: 'http://b:1', model: n}]"
 
 
 class Folder:
@@ -119,6 +120,17 @@ def test_what_fits_together_is_checked_beside_invalid_values(folder: Folder) -> 
             "1: policy.shadow[2]: 'lmetric' is given twice",
         ),
         ("policy: {shadow: lmetric}\n" + ENGINES, "1: policy.shadow: must be a list"),
+        ("models: {m: {fallbacks: [m]}}\n" + TWO, "1: models.m.fallbacks[0]: 'm' is the model itself"),
+        ("models: {m: {fallbacks: [x]}}\n" + TWO, "1: models.m.fallbacks[0]: no engine serves 'x'"),
+        ("models: {m: {context_window_fallbacks: [x]}}\n" + TWO, "1: models.m.context_window_fallbacks[0]: no engine"),
+        ("models: {c: {split: {m: 1, x: 2}}}\n" + TWO, "1: models.c.split.x: no engine serves 'x'"),
+        ("models: {m: {split: {n: 1}}}\n" + TWO, "1: models.m.split: has engines of its own"),
+        ("models: {c: {split: {d: 1}}, d: {split: {m: 1}}}\n" + TWO, "1: models.c.split.d: 'd' is a split, too"),
+        ("models: {c: {split: {m: 0}}}\n" + TWO, "1: models.c.split.m: must be greater than 0"),
+        ("models: {m: {failover: {share: 1}}}\n" + TWO, "1: models.m.failover.share: is for all models together"),
+        ("failover: {move_on_s: 9}\n" + ENGINES, '1: failover.move_on_s: does nothing unless retry_on has "silent"'),
+        ("failover: {retry_on: [ever]}\n" + ENGINES, "1: failover.retry_on[0]: must be"),
+        ("failover: {attempts: 0}\n" + ENGINES, "1: failover.attempts: must be greater than or equal to 1"),
         ("engines: [{url: 'http://a:1', price_per_hour: -2}]", "1: engines[0].price_per_hour: must be greater than"),
         ("engines: [{url: 'http://a:1', price_per_hour: .inf}]", "1: engines[0].price_per_hour: must be a"),
         (
