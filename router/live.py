@@ -104,7 +104,7 @@ class LiveView:
         return self._instance(instance_id)
 
     async def undrain(self, instance_id: str) -> dict[str, Any]:
-        """It takes requests again as soon as it has been looked at."""
+        """It takes requests again if its polls say so."""
         self._known(instance_id)
         if self._roster.is_leaving(instance_id):
             raise Conflict(f"The engine {instance_id!r} is no longer configured: it goes when its requests have ended.")
