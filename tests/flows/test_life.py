@@ -398,6 +398,7 @@ async def test_what_is_taken_over_at_once(site: Site) -> None:
         policy={"name": "round_robin", "shadow": ["lmetric"]},
         timeouts={"connect_s": 1, "first_byte_s": 9},
         waiting_room={"max_requests": 7},
+        failover={"share": 0.5},
         listen={"port": 1, "max_body_bytes": 1000},
     )
     answer = await reloaded(client)
@@ -409,12 +410,15 @@ async def test_what_is_taken_over_at_once(site: Site) -> None:
         "timeouts.connect_s",
         "timeouts.first_byte_s",
         "waiting_room.max_requests",
+        "failover.share",
     }
     assert answer["needs_restart"] == ["listen.port", "listen.max_body_bytes"]
     answers = [await client.ask(chat(essay("turns"), model="fast")) for _ in range(6)]
     assert Counter(answer.instance for answer in answers) == {name(engine): 3 for engine in engines}
     assert (await client.receipt(answers[0].id))["policy"] == "round_robin"
     assert client.running._brain.room.limits.requests == 7
+    assert client.running._models.resolve("fast").model.limits.first_byte_s == 9
+    assert client.running._gateway.budget.share == 0.5
 
     site.write(*engines)
     assert set((await reloaded(client))["changed"]) == set(answer["changed"])
@@ -453,10 +457,18 @@ async def test_a_model_that_nobody_serves_any_more_is_unknown(site: Site, engine
 
 async def test_without_a_file_there_is_nothing_to_reload(site: Site, engine: HeldEngine) -> None:
     client = await site.gateway({"url": engine.url}, models=OWN)
+    url = f"{client.running.admin_url}/admin/v1/config/reload"
     client.running._read_again = None
-    answer = await client.http.post(f"{client.running.admin_url}/admin/v1/config/reload")
+    answer = await client.http.post(url)
     assert answer.status_code == 409
     assert "without a configuration file" in answer.json()["error"]["message"]
+
+
+async def test_a_gateway_that_ends_takes_no_other_configuration(site: Site, engine: HeldEngine) -> None:
+    client = await site.gateway({"url": engine.url}, models=OWN)
+    client.running.live.draining = True
+    answer = await client.http.post(f"{client.running.admin_url}/admin/v1/config/reload")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "conflict")
 
 
 async def test_sighup_reloads(site: Site, engine: HeldEngine) -> None:
