@@ -638,6 +638,34 @@ async def test_what_runs_on_a_drained_engine_goes_on(site: Site, engine: HeldEng
     assert b"data: [DONE]" in await stream.whole()
 
 
+async def test_what_the_operator_has_drained_stays_so_through_reloads(
+    site: Site, engine: HeldEngine, behind: Name
+) -> None:
+    client = await site.gateway({"url": engine.url}, models=OWN)
+
+    async def state() -> tuple[str, str]:
+        row = (await client.rows())[f"{at(engine)}/0"]
+        return row["health"], row["reason"]
+
+    async def told(zone: str) -> bool:
+        return (await client.rows())[f"{at(engine)}/0"]["labels"] == {"zone": zone}
+
+    await client.running.live.drain(at(engine))
+    site.write({"url": engine.url, "labels": {"zone": "b"}}, models=OWN)
+    await reloaded(client)
+    await until(lambda: told("b"), what="its label is known")
+    assert await state() == ("draining", "by the operator")
+
+    behind.means(engine.url)  # the same engine, found by its name now
+    site.write({"url": "dns+http://engines:80", "labels": {"zone": "c"}}, models=OWN)
+    await reloaded(client)
+    assert await state() == ("draining", "removed from the configuration")
+    await until(lambda: told("c"), what="it is back")
+    assert await state() == ("draining", "by the operator")
+    await client.running.live.undrain(at(engine))
+    assert (await state())[0] == "ready"
+
+
 async def test_an_engine_that_is_not_there_cannot_be_drained(site: Site, engine: HeldEngine) -> None:
     client = await site.gateway({"url": engine.url}, models=OWN)
     answer = await client.http.post(f"{client.running.admin_url}/admin/v1/instances/nobody/drain")
