@@ -27,7 +27,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
 _ASK_FOR_USAGE = b'{"include_usage":true}'
-_TRACE_HEADERS = (b"traceparent", b"tracestate")
+TRACE_HEADERS = frozenset((b"traceparent", b"tracestate"))
 _SESSION_HEADERS = (
     b"x-session-id", b"x-litellm-session-id", b"x-session-affinity", b"x-claude-code-session-id",
     b"session-id", b"session_id", b"thread-id", b"conversation_id",
@@ -38,7 +38,7 @@ _TOTAL_HEADERS = (b"x-warmroute-timeout", b"x-litellm-timeout")
 _FIRST_TOKEN_HEADER = b"x-warmroute-first-token-timeout"
 """Seconds. They lower the model's limits, and never raise them."""
 
-_RARE_HEADERS = frozenset((*_TRACE_HEADERS, *_SESSION_HEADERS, *_TOTAL_HEADERS, _FIRST_TOKEN_HEADER))
+_RARE_HEADERS = frozenset((*_SESSION_HEADERS, *_TOTAL_HEADERS, _FIRST_TOKEN_HEADER))
 _RARE_FIELDS = frozenset(
     (
         *("stream_options", "n", "prompt", "cache_salt", "extra_key", "prompt_cache_key", "metadata"),
@@ -60,18 +60,27 @@ class HttpRequest(Protocol):
 class Call:
     """One request.
 
-    body       the client's, decoded of any content coding
-    fields     what a parser makes of it
-    form       if it is one, and no JSON
-    forwarded  the headers of the client's that go along
+    body    the client's, decoded of any content coding
+    fields  what a parser makes of it
+    form    if it is one, and no JSON
+    trace   the client's headers that its engine gets: `forwarded`, unless Connection says that they are for us alone
     """
 
     __slots__ = (
-        "api", "body", "choices", "fields", "form", "forwarded", "limits", "named", "path", "salt", "session",
-        "stream", "wants_usage",
+        "api", "body", "choices", "fields", "form", "limits", "named", "path", "salt", "session", "stream", "trace",
+        "wants_usage",
     )  # fmt: skip
 
-    def __init__(self, path: str, body: bytes, *, headers: Headers, models: Models, form: Form | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        body: bytes,
+        *,
+        headers: Headers,
+        models: Models,
+        forwarded: frozenset[bytes] = TRACE_HEADERS,
+        form: Form | None = None,
+    ) -> None:
         """`path`: as engines know it. `headers`: the first value of each. Raises BadRequest and UnknownModel."""
         self.path = path
         self.api = APIS[path]
@@ -85,17 +94,24 @@ class Call:
         self.choices = 1
         self.salt: str | None = None
         self.session: str | None = None
-        self.forwarded: Sequence[Header] = () if form is None else ((b"content-type", form.content_type),)
-        if not _RARE_FIELDS.isdisjoint(fields):
+        self.trace: Sequence[Header] = ()
+        if form is None and not _RARE_FIELDS.isdisjoint(fields):
             self._read_rare_fields(fields)
         if not _RARE_HEADERS.isdisjoint(headers):
             self._read_rare_headers(headers)
+        if not forwarded.isdisjoint(headers):
+            self.trace = _passed_on(headers, forwarded)
+        if form is not None:
+            self.trace = [*self.trace, (b"content-type", form.content_type)]
 
     def _read_rare_fields(self, fields: Mapping[str, Any]) -> None:
         self.api.check(fields)
         self.wants_usage = _wants_usage(fields.get("stream_options"))
         self.choices = self.api.choices(fields)
-        self.salt = _salt(fields.get("cache_salt"), fields.get("extra_key"))
+        self.salt = _salt(
+            fields.get("cache_salt"),
+            value_of(self.body, "extra_key", present=fields) if fields.get("extra_key") else None,
+        )
         self.session = self.api.session(fields)
 
     def _read_rare_headers(self, headers: Headers) -> None:
@@ -103,8 +119,6 @@ class Call:
             if name in headers:
                 self.session = headers[name].decode("latin-1")
                 break
-        traces = [(name, headers[name]) for name in _TRACE_HEADERS if name in headers]
-        self.forwarded = (*self.forwarded, *traces)
         self.limits = _lowered(self.limits, headers)
 
     def asked_of(self, named: Named) -> Call:
@@ -154,30 +168,34 @@ class Call:
         return splice(value_of(self.body, "stream_options", present=self.fields) or b"{}", {"include_usage": b"true"})
 
 
-def read_call(request: HttpRequest, path: str, *, models: Models, body_limit: int) -> Call | Awaitable[Call]:
-    """Raises ClientError for what cannot be served."""
+def read_call(
+    request: HttpRequest, path: str, *, models: Models, body_limit: int, forwarded: frozenset[bytes] = TRACE_HEADERS
+) -> Call | Awaitable[Call]:
+    """`forwarded`: headers that go on to the engine. Raises ClientError for what cannot be served."""
     headers, body = request.named, request.body
     if b"content-encoding" in headers:
-        return _read_encoded(headers, body, path, models, body_limit)
+        return _read_encoded(headers, body, path, models, body_limit, forwarded)
     if len(body) > body_limit:
         raise BodyTooLarge(f"The request body is larger than {body_limit} bytes.")
     if path in FORMS:
-        return _read_form(headers, body, path, models)
-    return Call(path, body, headers=headers, models=models)
+        return _read_form(headers, body, path, models, forwarded)
+    return Call(path, body, headers=headers, models=models, forwarded=forwarded)
 
 
-async def _read_encoded(headers: Headers, body: bytes, path: str, models: Models, limit: int) -> Call:
+async def _read_encoded(
+    headers: Headers, body: bytes, path: str, models: Models, limit: int, forwarded: frozenset[bytes]
+) -> Call:
     body = await decode_body(body, headers[b"content-encoding"], limit=limit)
     if len(body) > limit:
         raise BodyTooLarge(f"The request body is larger than {limit} bytes.")
     if path in FORMS:
-        return await _read_form(headers, body, path, models)
-    return Call(path, body, headers=headers, models=models)
+        return await _read_form(headers, body, path, models, forwarded)
+    return Call(path, body, headers=headers, models=models, forwarded=forwarded)
 
 
-async def _read_form(headers: Headers, body: bytes, path: str, models: Models) -> Call:
+async def _read_form(headers: Headers, body: bytes, path: str, models: Models, forwarded: frozenset[bytes]) -> Call:
     form = await read_form(body, headers.get(b"content-type", b""))
-    return Call(path, body, headers=headers, models=models, form=form)
+    return Call(path, body, headers=headers, models=models, forwarded=forwarded, form=form)
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
@@ -198,6 +216,11 @@ def _parse_leniently(body: bytes) -> Any:
         raise BadRequest("The request body is not valid UTF-8.", code="invalid_unicode") from error
     except (ValueError, RecursionError) as error:
         raise BadRequest("The request body is not valid JSON.", code="invalid_json") from error
+
+
+def _passed_on(headers: Headers, names: frozenset[bytes]) -> list[Header]:
+    only_for_us = {name.strip().lower() for name in headers.get(b"connection", b"").split(b",")}
+    return [(name, headers[name]) for name in sorted(names - only_for_us) if name in headers]
 
 
 def _lowered(limits: TimeLimits, headers: Headers) -> TimeLimits:
@@ -233,12 +256,11 @@ def _wants_usage(options: object) -> bool:
     return not isinstance(options, dict) or options.get("include_usage") not in (None, False)
 
 
-def _salt(salt: object, extra: object) -> str | None:
+def _salt(salt: object, extra: bytes | None) -> str | None:
     """What keeps this prompt's blocks apart from the same text of others.
 
     SGLang's `extra_key` separates its cache too, but its events don't show it: such a prompt gets a root that no event
-    has, so that public blocks earn it no credit.
+    has, so that public blocks earn it no credit. `extra`: as the client wrote it, since it may be any JSON value.
     """
-    if extra:
-        return f"{salt or ''}\0extra_key\0{extra}"
-    return salt if isinstance(salt, str) and salt else None
+    own = salt if isinstance(salt, str) else ""
+    return f"{own}\0extra_key\0{extra.decode()}" if extra is not None else own or None

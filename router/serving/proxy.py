@@ -72,8 +72,8 @@ def _written(
     rank = booking.rank if booking.target_rank else None
     route = engine.route(call.path if translation is None else translation.path, rank)
     lines = b"%b\r\nx-request-id: %b" % (route.lines, reply.upstream_id)
-    if call.forwarded:
-        lines += header_lines(call.forwarded)
+    if call.trace:
+        lines += header_lines(call.trace)
     if translation is None:
         return lines, call.upstream_body(booking.served, route.fields)
     return lines, translation.body(call.fields, booking.served, route.fields)

@@ -38,7 +38,7 @@ DONE = b"[DONE]"
 _ENDS = (b"\n\n", b"\r\n\r\n")
 _LINE_PAIRS = (b"\n\n", b"\n\r\n", b"\r\r")
 _BOUNDARY = re.compile(rb"\n\n|\n\r\n|\r\r")
-_EVENTS = re.compile(rb"(?s:.+?)(?:\n\n|\n\r\n|\r\r|\Z)")
+_EVENTS = re.compile(rb"(?s:.*?)(?:\n\n|\n\r\n|\r\r)|(?s:.+)\Z")
 _FINISHED = re.compile(rb'"finish_reason"\s*+:\s*+"')
 TORN = {"message": "an event is no JSON", "code": 502}
 _HAS_CHOICES = re.compile(rb'"choices"\s*+:\s*+\[\s*+\{')
@@ -52,7 +52,7 @@ class EventRelay:
     usage        the last usage object of the engine, whatever else its event held
     done, tail   the end of the stream: the event that says so was seen, and `tail` is that event
     error        the engine's in-band error object; nothing is passed on any more
-    events       whole events passed on: an estimate of output tokens where usage is missing
+    events       whole events with data passed on: an estimate of output tokens where usage is missing
     inside       the client has part of an event: only after one larger than the bound
     """
 
@@ -87,14 +87,18 @@ class EventRelay:
         return passed + self._begin_oversized() if len(self._held) > self.held_bytes else passed
 
     def end(self) -> bytes:
-        """The engine's body is over. What is still held is passed on only if it reads as an event: not a torn one."""
+        """The engine's body is over. What is still held is passed on if it is an event or a comment: not a torn one.
+
+        It gets the blank line it lacks: without one a client would drop it, or read it as one with what comes next.
+        """
         held, self._held = bytes(self._held), bytearray()
-        if not held or self.done or self.error is not None:
+        if self.done or self.error is not None:
             return b""
         payload = _payload(held)
-        if payload and payload.strip() != DONE and parse_object(payload) is None:
+        is_whole = payload.strip() == DONE or parse_object(payload) is not None
+        if not (is_whole if payload else held.lstrip(b"\r\n").startswith(b":")):
             return b""
-        return self._event(held)
+        return closed(self._event(held))
 
     def _is_plain(self, data: bytes) -> bool:
         """Whether whole events hold nothing that must be looked at; if so, they have been counted."""
@@ -158,7 +162,7 @@ class EventRelay:
             event = self._read(event, payload)
         if event:
             self.begun = True
-            self.events += 1
+            self.events += bool(payload)
         return event
 
 
@@ -185,6 +189,8 @@ class SseRelay(EventRelay):
             or b'"usage"' in data
             or b'"error"' in data
             or b"[DONE]" in data
+            or data.startswith(b":")
+            or b"\n:" in data
             or _FINISHED.search(data)
             or self.done
             or self.error is not None
@@ -222,6 +228,13 @@ class SseRelay(EventRelay):
         return _without_usage(event, payload) if choices or chunk["usage"] is None else b""
 
 
+def closed(event: bytes) -> bytes:
+    """With the blank line that ends it."""
+    if not event or event.endswith(_LINE_PAIRS):
+        return event
+    return event + (b"\n" if event.endswith(b"\n") else b"\n\n")
+
+
 def _split(data: bytes) -> list[bytes]:
     """Every byte is in one of the events; a stray line end after the last boundary is one, too."""
     if b"\r" in data:
@@ -256,7 +269,7 @@ def in_band_error_of(chunk: dict[str, Any]) -> dict[str, Any] | None:
     error = chunk.get("error")
     if not error or chunk.get("choices"):
         return None
-    return error if isinstance(error, dict) else {"message": str(error)}
+    return error if isinstance(error, dict) else {"message": error if isinstance(error, str) else ""}
 
 
 def _without_usage(event: bytes, payload: bytes) -> bytes:

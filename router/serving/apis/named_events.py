@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from router.serving.sse import DONE, HELD_BYTES, TORN, EventRelay, in_band_error_of
+from router.serving.sse import DONE, HELD_BYTES, TORN, EventRelay, closed, in_band_error_of
 from router.serving.usage import parse_object
 
 _NAME = re.compile(rb"(?:\A|[\r\n])event: ?([^\r\n]*)")
@@ -60,7 +60,7 @@ class NamedEventRelay(EventRelay):
             self.first_token = True
         self.look(name, event, fields)
         if name in self.last:
-            self.done, self.tail = True, event
+            self.done, self.tail = True, closed(event)
             return b""
         return event
 

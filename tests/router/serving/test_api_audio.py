@@ -35,7 +35,7 @@ async def test_a_form_reaches_the_engine_as_it_came(stand: Stand, path: str) -> 
     """https://github.com/ggml-org/llama.cpp/issues/22044"""
     stand.placement.served = "m-chat"
     await stand.start(say)
-    sent = form(response_format=b"json")
+    sent = form(response_format=b"json", extra_key=b"x", prompt=b"y")
     answer = await stand.ask(sent, path=path, headers={"content-type": BOUNDARY.decode(), "traceparent": "00-1"})
     assert (answer.status, answer.json["text"]) == (200, "hi")
     (side,) = stand.engine.seen

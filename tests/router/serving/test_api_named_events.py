@@ -96,6 +96,13 @@ def test_deltas_pass_together_and_are_counted() -> None:
     assert one.events == 11
 
 
+@pytest.mark.parametrize("missing", [1, 2])
+def test_a_last_event_gets_the_blank_line_it_lacks(missing: int) -> None:
+    one = MessagesRelay()
+    assert run(one, [DELTA + STOP[:-missing]]) + one.tail == DELTA + STOP
+    assert one.complete
+
+
 @pytest.mark.parametrize("relay", [MessagesRelay, ResponsesRelay])
 def test_done_is_no_end(relay: type[NamedEventRelay]) -> None:
     one = relay()
