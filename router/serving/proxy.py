@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from router.core import Booking
 from router.errors import EngineUnreachable
@@ -42,17 +43,37 @@ class Proxy:
         """
         engine = self._engines.get(booking.instance)
         attempt = Attempt(call, reply, booking.id, on_first_token=on_first_token)
-
-        def send(translation: Translation | None) -> None:
-            lines, body = _written(call, booking, reply, engine, translation)
-            attempt.watch = self._deadlines.begin(attempt, call.limits, first_byte_s=first_byte_s, age_s=age_s)
-            attempt.exchange = engine.pool.post(lines, body, attempt)
-
         otherwise = call.api.otherwise
         if otherwise is not None:
+            send = partial(self._send, attempt, call, booking, reply, engine, first_byte_s, age_s)
             attempt.translate(otherwise, send, booking.tokens, lacks=engine.lacks)
-        send(attempt.translation)
+        self._send(attempt, call, booking, reply, engine, first_byte_s, age_s, attempt.translation)
         return attempt
+
+    def _send(
+        self,
+        attempt: Attempt,
+        call: Call,
+        booking: Booking,
+        reply: Reply,
+        engine: Engine,
+        first_byte_s: float,
+        age_s: float,
+        translation: Translation | None,
+    ) -> None:
+        """Raises BadRequest for what cannot be translated."""
+        route = engine.route(
+            call.path if translation is None else translation.path, booking.rank if booking.target_rank else None
+        )
+        lines = b"%b\r\nx-request-id: %b" % (route.lines, reply.upstream_id)
+        if call.trace:
+            lines += header_lines(call.trace)
+        if translation is None:
+            body = call.upstream_body(booking.served, route.fields)
+        else:
+            body = translation.body(call.fields, booking.served, route.fields)
+        attempt.watch = self._deadlines.begin(attempt, call.limits, first_byte_s=first_byte_s, age_s=age_s)
+        attempt.exchange = engine.pool.post(lines, body, attempt)
 
     async def is_there(self, instance: str) -> bool:
         """Whether an engine that broke off still takes connections."""
@@ -63,17 +84,3 @@ class Proxy:
 
     def close(self) -> None:
         self._deadlines.close()
-
-
-def _written(
-    call: Call, booking: Booking, reply: Reply, engine: Engine, translation: Translation | None
-) -> tuple[bytes, bytes]:
-    """Head and body of the request. Raises BadRequest for what cannot be translated."""
-    rank = booking.rank if booking.target_rank else None
-    route = engine.route(call.path if translation is None else translation.path, rank)
-    lines = b"%b\r\nx-request-id: %b" % (route.lines, reply.upstream_id)
-    if call.trace:
-        lines += header_lines(call.trace)
-    if translation is None:
-        return lines, call.upstream_body(booking.served, route.fields)
-    return lines, translation.body(call.fields, booking.served, route.fields)
