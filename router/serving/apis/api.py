@@ -6,8 +6,11 @@ no state; there is one object for each, shared by all requests.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Protocol
+
+import orjson
 
 from router.core import Prompt
 from router.errors import WarmrouteError
@@ -91,6 +94,14 @@ class Api:
     def render_event(self, error: WarmrouteError, request_id: str, events: int) -> bytes:
         """The last words in a stream of so many events that breaks."""
         return openai_errors.render_event(error)
+
+
+def written(value: Any) -> bytes:
+    """As JSON: half a surrogate pair, or an integer beyond 64 bits, which a client or an engine may send, too."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return json.dumps(value).encode()
 
 
 def session_of(fields: Fields, name_in_metadata: str = "session_id") -> str | None:

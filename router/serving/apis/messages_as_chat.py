@@ -6,14 +6,13 @@ answer, and the thoughts of earlier turns, which engines want back in no common 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
 from router.errors import BadRequest
-from router.serving.apis.api import Fields, Translation
+from router.serving.apis.api import Fields, Translation, written
 from router.serving.apis.chat_chunks import ChatChunks, thought_of
 from router.serving.prompt.as_chat import chat_of_messages
 from router.serving.prompt.reason import Unreadable
@@ -66,11 +65,7 @@ def chat_body(fields: Fields, served: str, owned: Mapping[str, bytes]) -> bytes:
         body["parallel_tool_calls"] = not choice["disable_parallel_tool_use"]
     if fields.get("stream") is True:
         body["stream_options"] = {"include_usage": True}
-    body |= {name: orjson.Fragment(value) for name, value in owned.items()}
-    try:
-        return orjson.dumps(body)
-    except TypeError:  # half a surrogate pair, an integer beyond 64 bits
-        return json.dumps(body | {name: json.loads(value) for name, value in owned.items()}).encode()
+    return written(body | {name: orjson.loads(value) for name, value in owned.items()})
 
 
 def message_of(answer: bytes) -> bytes | None:
@@ -88,7 +83,7 @@ def message_of(answer: bytes) -> bytes | None:
         content += [_tool_use(call) for call in said.get("tool_calls") or ()]
         reason, stop = _stop(choice)
         message = {**_head(chat), "content": content, "stop_reason": reason, "stop_sequence": stop}
-        return orjson.dumps(message | {"usage": _usage(chat.get("usage"), 0)})
+        return written(message | {"usage": _usage(chat.get("usage"), 0)})
     except (AssertionError, AttributeError, IndexError, KeyError, TypeError):
         return None
 
@@ -167,7 +162,7 @@ def _untranslatable(what: str) -> BadRequest:
 
 
 def _event(name: str, /, **fields: Any) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps({"type": name, **fields}))
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), written({"type": name, **fields}))
 
 
 def _head(chat: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ come back, which engines want in no common form, and what only tells OpenAI's se
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import orjson
 
 from router.errors import BadRequest
-from router.serving.apis.api import Fields, Translation
+from router.serving.apis.api import Fields, Translation, written
 from router.serving.apis.chat_chunks import ChatChunks, thought_of
 from router.serving.sse import EventRelay
 from router.serving.usage import parse_object, read_usage
@@ -50,11 +49,7 @@ def chat_body(fields: Fields, served: str, owned: Mapping[str, bytes]) -> bytes:
         body: dict[str, Any] = {"model": served, "messages": _messages(fields), **_settings(fields)}
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise BadRequest("The input is not what OpenAI's Responses API describes.", param="input") from error
-    body |= {name: orjson.Fragment(value) for name, value in owned.items()}
-    try:
-        return orjson.dumps(body)
-    except TypeError:  # half a surrogate pair, an integer beyond 64 bits
-        return json.dumps(body | {name: json.loads(value) for name, value in owned.items()}).encode()
+    return written(body | {name: orjson.loads(value) for name, value in owned.items()})
 
 
 def _messages(fields: Fields) -> list[dict[str, Any]]:
@@ -170,7 +165,7 @@ def response_of(fields: Fields, answer: bytes) -> bytes | None:
         for number, call in enumerate(said.get("tool_calls") or ()):
             function = call["function"]
             output.append(_call(f"fc_{name}_{number}", call.get("id"), function["name"], function.get("arguments")))
-        return orjson.dumps(_response(fields, chat, output, choice.get("finish_reason"), chat.get("usage")))
+        return written(_response(fields, chat, output, choice.get("finish_reason"), chat.get("usage")))
     except (AssertionError, AttributeError, IndexError, KeyError, TypeError):
         return None
 
@@ -236,10 +231,10 @@ class ChatAsResponse(ChatChunks):
 
     def last(self) -> bytes:
         response = _response(self._fields, self._chat, self._output, self._finish, self.counts)
-        return _written(f"response.{response['status']}", self._sequence, {"response": response})
+        return _event(f"response.{response['status']}", self._sequence, {"response": response})
 
     def _tell(self, name: str, /, **fields: Any) -> None:
-        self.say(_written(name, self._sequence, fields))
+        self.say(_event(name, self._sequence, fields))
         self._sequence += 1
 
     def _open_item(self, kind: str) -> dict[str, Any]:
@@ -274,9 +269,9 @@ class ChatAsResponse(ChatChunks):
         self._text = []
 
 
-def _written(name: str, sequence: int, fields: Mapping[str, Any]) -> bytes:
+def _event(name: str, sequence: int, fields: Mapping[str, Any]) -> bytes:
     event = {"type": name, "sequence_number": sequence, **fields}
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(event))
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), written(event))
 
 
 def _message(name: str, text: str) -> dict[str, Any]:

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from router.core import Usage
 from router.errors import BadRequest
 from router.serving.apis.messages_as_chat import ChatAsMessages, chat_body, message_of
+from router.serving.apis.responses_as_chat import ChatAsResponse
 from tests.router.serving.stand import EngineSide, Stand
 
 PATH = "/v1/messages"
@@ -400,3 +403,40 @@ async def test_an_unknown_model_is_no_missing_route(stand: Stand) -> None:
     answer = await stand.ask(BODY, path=PATH)
     assert (answer.status, answer.json["error"]["type"]) == (404, "not_found_error")
     assert len(stand.engine.seen) == 1
+
+
+# -- both translations, against chunks of any shape
+
+_NAMES = st.sampled_from(
+    (
+        *("choices", "delta", "content", "reasoning", "tool_calls", "index", "function", "name", "arguments", "id"),
+        *("usage", "finish_reason", "stop_reason", "prompt_tokens", "completion_tokens", "error", "model"),
+    )
+)
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 2**70) | st.text(max_size=3) | st.just("\ud83d"),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(_NAMES, inner, max_size=3),
+    max_leaves=8,
+)
+_DELTAS = st.dictionaries(_NAMES, _VALUES, max_size=3)
+_CHUNKS = _VALUES | st.fixed_dictionaries(
+    {"choices": st.lists(st.fixed_dictionaries({"delta": _DELTAS, "finish_reason": _VALUES}), min_size=1, max_size=1)},
+    optional={"usage": _VALUES, "id": _VALUES},
+)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: ChatAsMessages(prompt_tokens=1), lambda: ChatAsResponse({"tools": 7, "text": "\ud83d"})]
+)
+@settings(max_examples=500, deadline=None)
+@given(chunks=st.lists(_CHUNKS | st.just(None), max_size=5))
+def test_chunks_of_any_shape_are_translated_or_end_the_stream(make: Any, chunks: list[Any]) -> None:
+    relay = make()
+    pieces = [b"data: %b\n\n" % (b"[DONE]" if each is None else json.dumps(each).encode()) for each in chunks]
+    passed = b"".join(relay.feed(piece) for piece in pieces) + relay.end() + relay.tail
+    for event in passed.split(b"\n\n")[:-1]:
+        name, data = event.split(b"\n")
+        assert name == b"event: " + json.loads(data.removeprefix(b"data: "))["type"].encode()
+    assert relay.complete == (b"message_stop" in passed or b"event: response.completed" in passed) or (
+        relay.complete and b"event: response.incomplete" in passed
+    )
