@@ -5,6 +5,7 @@ A message completes the sentence that starts with the key: "engines[0].url: must
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ RATE_PROFILES: Mapping[str, Rates] = {
 }
 """Priors of the step time, bf16 on vLLM 0.24: fitted to the operator tables of aiconfigurator-core 0.12."""
 
+_NAME = re.compile(r"[\w-]{1,63}(\.[\w-]{1,63}){0,31}\Z", re.ASCII)
 _ID = re.compile(r"[\w.:\[\]@-]{1,128}\Z", re.ASCII)
 
 
@@ -86,6 +88,15 @@ def _event_endpoint(text: str) -> str:
     return text
 
 
+def _server_name(text: str) -> str:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        if not _NAME.match(text):
+            raise ValueError("must be a host name or an address, without a port") from None
+    return text
+
+
 def _profile(name: str) -> str:
     if name not in RATE_PROFILES:
         raise ValueError(f"is not one of {', '.join(RATE_PROFILES)}")
@@ -110,6 +121,7 @@ Text = Annotated[str, Field(min_length=1)]
 File = Annotated[Path, AfterValidator(_existing)]
 Tokenizer = Annotated[str, AfterValidator(_tokenizer)]
 EngineUrl = Annotated[str, AfterValidator(_engine_url)]
+ServerName = Annotated[str, AfterValidator(_server_name)]
 EventEndpoint = Annotated[str, AfterValidator(_event_endpoint)]
 RateProfile = Annotated[str, AfterValidator(_profile)]
 Identifier = Annotated[str, AfterValidator(_identifier)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 from router.http.connection import Handler, ServerProtocol
 from router.http.messages import Limits, Request
@@ -89,8 +91,9 @@ async def serve(
     limits: Limits | None = None,
     sock: socket.socket | None = None,
     unix_path: str | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> Server:
-    """Listen on `sock`, else on `unix_path`, else on host and port (0: any). Raises OSError."""
+    """Listen on `sock`, else on `unix_path`, else on host and port (0: any); with `tls`, for https. Raises OSError."""
     loop = asyncio.get_running_loop()
     limits = limits or Limits()
     connections: set[ServerProtocol] = set()
@@ -99,10 +102,14 @@ async def serve(
     def accept() -> ServerProtocol:
         return ServerProtocol(handler, limits, connections, refused=refused)
 
+    how: dict[str, Any] = {"backlog": _BACKLOG}
+    if tls is not None:
+        # Closing flushes, which a slow client may take as long for as for an answer.
+        how |= {"ssl": tls, "ssl_handshake_timeout": limits.head_s, "ssl_shutdown_timeout": limits.stall_s}
     if sock is not None:
-        listener = await loop.create_server(accept, sock=sock, backlog=_BACKLOG)
+        listener = await loop.create_server(accept, sock=sock, **how)
     elif unix_path is not None:
-        listener = await loop.create_unix_server(accept, unix_path, backlog=_BACKLOG)
+        listener = await loop.create_unix_server(accept, unix_path, **how)
     else:
-        listener = await loop.create_server(accept, host, port, backlog=_BACKLOG)
+        listener = await loop.create_server(accept, host, port, **how)
     return Server(listener, limits, connections, refused)

@@ -40,7 +40,14 @@ TELLING_TOKENS = 8
 FAILURES_TO_SUSPECT = 3
 FAILING_S = 10.0
 """How long a rank is avoided that is there and fails what it is sent, such as one whose core is dead."""
-UNREACHABLE = frozenset({"engine_unreachable", "EngineUnreachable"})
+UNREACHABLE = {
+    "engine_unreachable": "refused a connection",
+    "EngineUnreachable": "refused a connection",
+    "tls_verify_failed": "tls_verify_failed",
+    "tls_handshake_failed": "tls_handshake_failed",
+    "tls_files": "tls_files",
+}
+"""Errors that say nothing was sent, and what is shown of the rank for them."""
 
 _NO_KEYS: Sequence[int] = ()
 
@@ -325,7 +332,7 @@ class Brain:
             self._forget_dispatch(record)
             rank.failures += 1
             if outcome.error in UNREACHABLE:
-                self._fleet.suspect(rank, "refused a connection", now=now, for_s=UNREACHABLE_S)
+                self._fleet.suspect(rank, UNREACHABLE[outcome.error], now=now, for_s=UNREACHABLE_S)
             elif rank.failures >= FAILURES_TO_SUSPECT:
                 self._fleet.suspect(rank, f"failed {rank.failures} requests in a row", now=now, for_s=FAILING_S)
 

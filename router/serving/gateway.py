@@ -9,7 +9,15 @@ import traceback
 from collections.abc import Awaitable, Callable, Sequence
 
 from router.core import Ask, Booking, DeliveredSource, Finish, Outcome, Placement, Prompt
-from router.errors import ClientError, EngineUnreachable, NoEngine, RoomFull, WaitedTooLong, WarmrouteError
+from router.errors import (
+    ClientError,
+    EngineTlsError,
+    EngineUnreachable,
+    NoEngine,
+    RoomFull,
+    WaitedTooLong,
+    WarmrouteError,
+)
 from router.http.messages import header_lines
 from router.serving.attempt import Answer, Attempt
 from router.serving.call import Call, HttpRequest, read_call
@@ -172,7 +180,8 @@ class Gateway:
     ) -> Answer:
         """Once more if the engine was not even reached, for then nothing has happened yet."""
         booking = passage.booking
-        if booking is None or reply.started or error.code != EngineUnreachable.code:
+        reached = error.code != EngineUnreachable.code and not isinstance(error, EngineTlsError)
+        if booking is None or reply.started or reached:
             raise error
         self._give_back(passage, self._failure(passage, reply, error))
         try:
