@@ -11,22 +11,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from router.core import Usage
 from router.errors import EngineError, EngineProtocolError, WarmrouteError
 from router.http.messages import Header
+from router.serving.apis import Translation
 from router.serving.call import Call
 from router.serving.deadlines import Running
 from router.serving.encoding import GZIP_MAGIC, CorruptAnswer, Decoder, response_decoder
 from router.serving.engines import Exchange
-from router.serving.openai_errors import engine_answer_error, in_band_error
+from router.serving.openai_errors import engine_answer_error, in_band_error, lacks_route
 from router.serving.reply import JSON, Reply, content_lines
 from router.serving.sse import EventRelay
-from router.serving.usage import find_usage, usage_of_answer
+from router.serving.usage import find_usage, parse_object, usage_of_answer
 
 _WHOLE_BYTES = 8 << 20  # an answer larger than this is not gathered
 _ERROR_BYTES = 64 * 1024  # nobody needs more of an engine's error
+_TRANSLATED_BYTES = 1 << 20  # parsed and written again within some milliseconds; no chat is that long
 _USAGE_TAIL_BYTES = 64 * 1024  # where the usage of an answer that was not gathered is looked for
 
 
@@ -65,10 +67,20 @@ class StreamEnd:
         reply.finish(self._tail)
 
 
+class _Otherwise(NamedTuple):
+    """How a request is sent by way of another route."""
+
+    translation: Translation
+    send: Callable[[Translation], None]
+    prompt_tokens: int
+    lacks: set[str]  # of the engine
+
+
 class Attempt:
     """Receives an engine's answer (`router/http` calls it). Awaited, it gives an Answer or raises a WarmrouteError.
 
     exchange        the engine's side, set when it begins
+    translation     if the engine has only another route
     watch           over its time, set when it begins
     received        bytes of the answer so far
     on_done         called when there is something to give (`run.py`)
@@ -78,8 +90,9 @@ class Attempt:
     """
 
     __slots__ = (
-        "_answer", "_booking_id", "_call", "_content", "_decoder", "_gathered", "_on_first_token", "_relay", "_reply",
-        "_retry_after", "_size", "_status", "_usage", "exchange", "first_token_at", "on_done", "received", "watch",
+        "_answer", "_booking_id", "_call", "_content", "_decoder", "_gathered", "_on_first_token", "_otherwise",
+        "_relay", "_reply", "_retry_after", "_size", "_status", "_usage", "exchange", "first_token_at", "on_done",
+        "received", "translation", "watch",
     )  # fmt: skip
 
     exchange: Exchange
@@ -109,6 +122,19 @@ class Attempt:
         self._size = 0
         self._usage: Usage | None = None
         self.received = 0
+        self.translation: Translation | None = None
+        self._otherwise: _Otherwise | None = None
+
+    def translate(
+        self, translation: Translation, send: Callable[[Translation], None], prompt_tokens: int, *, lacks: set[str]
+    ) -> None:
+        """The engine may not have the route; if it is one of those it `lacks`, it is not even asked. Before it begins.
+
+        `send` is called again, once, if the engine says so itself.
+        """
+        self._otherwise = _Otherwise(translation, send, prompt_tokens, lacks)
+        if self._call.path in lacks:
+            self.translation = translation
 
     def __await__(self) -> Generator[Attempt, None, Answer]:
         if self._answer is None:
@@ -198,7 +224,10 @@ class Attempt:
     def _take_content_type(self, value: bytes) -> None:
         self._content = content_lines(value)
         if self._status == 200 and value.startswith(b"text/event-stream"):
-            self._relay = self._call.api.relay(wants_usage=self._call.wants_usage, choices=self._call.choices)
+            if self.translation is not None and self._otherwise is not None:
+                self._relay = self.translation.relay(self._call.fields, prompt_tokens=self._otherwise.prompt_tokens)
+            else:
+                self._relay = self._call.api.relay(wants_usage=self._call.wants_usage, choices=self._call.choices)
 
     def _decode(self, coding: bytes) -> None:
         try:
@@ -210,6 +239,7 @@ class Attempt:
         """The first answer counts. Whoever waits goes on from here, so this is the last thing done in a call."""
         if self._answer is None:
             self._answer = answer
+            self._otherwise = None  # holds this attempt
             on_done, self.on_done = self.on_done, None
             if on_done is not None:
                 on_done()
@@ -268,7 +298,10 @@ class Attempt:
             self._gathered = [b"".join((*self._gathered, data))[-_USAGE_TAIL_BYTES:]]
         elif self._status == 200 or self._size <= _ERROR_BYTES:
             self._gathered.append(data)
-            if self._size > _WHOLE_BYTES or (self._status == 200 and not self._call.api.gathers):
+            if self.translation is not None:
+                if self._size > _TRANSLATED_BYTES:
+                    self.cancel(EngineProtocolError("The engine's answer is too large to be translated."))
+            elif self._size > _WHOLE_BYTES or (self._status == 200 and not self._call.api.gathers):
                 self._stop_gathering()
 
     def _stop_gathering(self) -> None:
@@ -291,10 +324,34 @@ class Attempt:
         if self._decoder is not None and not self._decoder.whole:
             self._end(EngineProtocolError("The engine's compressed answer was cut short."))
         elif self._status != 200:
-            self._end(engine_answer_error(self._status, body, self._retry_after))
+            if self._otherwise is None or self.translation is not None or not self._send_otherwise(body):
+                self._end(engine_answer_error(self._status, body, self._retry_after))
         elif self._reply.started:
             self._usage = find_usage(body)
             self._end(StreamEnd())
         else:
             self._usage = usage_of_answer(body)
-            self._end(WholeAnswer(self._content, body, self._usage))
+            self._end(self._whole(body))
+
+    def _whole(self, body: bytes) -> Answer | WarmrouteError:
+        if self.translation is not None:
+            translated = self.translation.answer(self._call.fields, body)
+            if translated is None:
+                return EngineProtocolError("The engine's answer is not what its API describes.")
+            body = translated
+        return WholeAnswer(self._content, body, self._usage)
+
+    def _send_otherwise(self, error: bytes) -> bool:
+        """Once more, by way of the other route, if the engine says that it lacks this one."""
+        otherwise = self._otherwise
+        if otherwise is None or not lacks_route(self._status, parse_object(error)):
+            return False
+        otherwise.lacks.add(self._call.path)
+        self.translation = otherwise.translation
+        self._status, self._content, self._retry_after, self._decoder = 0, JSON, None, None
+        self._gathered, self._size = [], 0
+        try:
+            otherwise.send(self.translation)
+        except WarmrouteError as untranslatable:
+            self._end(untranslatable)
+        return True

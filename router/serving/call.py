@@ -16,9 +16,10 @@ import orjson
 from router.core import Ask, Prompt
 from router.errors import BadRequest, BodyTooLarge
 from router.http.messages import Header, Headers
-from router.serving.apis import APIS
+from router.serving.apis import APIS, FORMS
 from router.serving.deadlines import TimeLimits
 from router.serving.encoding import decode_body
+from router.serving.form import Form, read_form
 from router.serving.models import Models, Named
 from router.serving.splice import splice, value_of
 
@@ -57,25 +58,18 @@ class HttpRequest(Protocol):
 
 
 class Call:
-    """One request. `body` is the client's, decoded of any content coding; `fields` is what a parser makes of it.
+    """One request.
 
-    trace  the client's headers that its engine gets: `forwarded`, unless Connection says that they are for us alone
+    body       the client's, decoded of any content coding
+    fields     what a parser makes of it
+    form       if it is one, and no JSON
+    forwarded  the client's headers that its engine gets: `forward`, unless Connection says that they are for us alone
     """
 
     __slots__ = (
-        "api",
-        "body",
-        "choices",
-        "fields",
-        "limits",
-        "named",
-        "path",
-        "salt",
-        "session",
-        "stream",
-        "trace",
-        "wants_usage",
-    )
+        "api", "body", "choices", "fields", "form", "forwarded", "limits", "named", "path", "salt", "session",
+        "stream", "wants_usage",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -84,13 +78,15 @@ class Call:
         *,
         headers: Headers,
         models: Models,
-        forwarded: frozenset[bytes] = TRACE_HEADERS,
+        forward: frozenset[bytes] = TRACE_HEADERS,
+        form: Form | None = None,
     ) -> None:
         """`path`: as engines know it. `headers`: the first value of each. Raises BadRequest and UnknownModel."""
         self.path = path
         self.api = APIS[path]
         self.body = body
-        self.fields = fields = parse_body(body)
+        self.form = form
+        self.fields = fields = parse_body(body) if form is None else form.fields
         self.named: Named = models.resolve(fields.get("model"))
         self.limits = self.named.model.limits
         self.stream: bool = fields.get("stream") is True
@@ -98,13 +94,13 @@ class Call:
         self.choices = 1
         self.salt: str | None = None
         self.session: str | None = None
-        self.trace: Sequence[Header] = ()
+        self.forwarded: Sequence[Header] = () if form is None else ((b"content-type", form.content_type),)
         if not _RARE_FIELDS.isdisjoint(fields):
             self._read_rare_fields(fields)
         if not _RARE_HEADERS.isdisjoint(headers):
             self._read_rare_headers(headers)
-        if not forwarded.isdisjoint(headers):
-            self.trace = _passed_on(headers, forwarded)
+        if not forward.isdisjoint(headers):
+            self.forwarded = (*self.forwarded, *_passed_on(headers, forward))
 
     def _read_rare_fields(self, fields: Mapping[str, Any]) -> None:
         self.api.check(fields)
@@ -150,7 +146,12 @@ class Call:
         )
 
     def upstream_body(self, served: str, rank_fields: Mapping[str, bytes]) -> bytes:
-        """The body for an engine that knows the model as `served`: the client's bytes with the fields we own."""
+        """The body for an engine that knows the model as `served`: the client's bytes with the fields we own.
+
+        A form has room for none of these but the model.
+        """
+        if self.form is not None:
+            return self.form.naming(served, self.body)
         owned = dict(rank_fields)
         if self.fields.get("model") != served:
             owned["model"] = orjson.dumps(served)
@@ -174,7 +175,9 @@ def read_call(
         return _read_encoded(headers, body, path, models, body_limit, forwarded)
     if len(body) > body_limit:
         raise BodyTooLarge(f"The request body is larger than {body_limit} bytes.")
-    return Call(path, body, headers=headers, models=models, forwarded=forwarded)
+    if path in FORMS:
+        return _read_form(headers, body, path, models, forwarded)
+    return Call(path, body, headers=headers, models=models, forward=forwarded)
 
 
 async def _read_encoded(
@@ -183,7 +186,14 @@ async def _read_encoded(
     body = await decode_body(body, headers[b"content-encoding"], limit=limit)
     if len(body) > limit:
         raise BodyTooLarge(f"The request body is larger than {limit} bytes.")
-    return Call(path, body, headers=headers, models=models, forwarded=forwarded)
+    if path in FORMS:
+        return await _read_form(headers, body, path, models, forwarded)
+    return Call(path, body, headers=headers, models=models, forward=forwarded)
+
+
+async def _read_form(headers: Headers, body: bytes, path: str, models: Models, forwarded: frozenset[bytes]) -> Call:
+    form = await read_form(body, headers.get(b"content-type", b""))
+    return Call(path, body, headers=headers, models=models, forward=forwarded, form=form)
 
 
 def parse_body(body: bytes) -> dict[str, Any]:

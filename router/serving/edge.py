@@ -40,8 +40,8 @@ _REFUSALS = {408: RequestTimeout, 413: BodyTooLarge}
 _SHUTDOWN_RETRY_S = 1.0
 _ENDED_AT_ONCE = 20
 _EXPOSED = (
-    b"x-request-id, retry-after, x-warmroute-predicted-tokens, x-warmroute-cached-tokens, x-warmroute-instance, "
-    b"x-warmroute-attempts"
+    b"x-request-id, request-id, retry-after, x-warmroute-attempts, "
+    b"x-warmroute-predicted-tokens, x-warmroute-cached-tokens, x-warmroute-instance"
 )
 _PREFLIGHT: tuple[Header, ...] = (
     (b"access-control-allow-methods", b"GET, POST, OPTIONS"),

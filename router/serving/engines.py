@@ -9,10 +9,12 @@ from weakref import WeakSet
 from router.core import Adapter, Instance
 from router.errors import EngineError, EngineUnreachable
 from router.http.client import PoolStats
+from router.serving.apis import FORMS
 
 Header = tuple[bytes, bytes]
 
-_ALWAYS: tuple[Header, ...] = ((b"content-type", b"application/json"), (b"accept", b"*/*"))
+_ALWAYS: tuple[Header, ...] = ((b"accept", b"*/*"),)
+_JSON: tuple[Header, ...] = ((b"content-type", b"application/json"),)  # a form's names its boundary: see `Call`
 
 
 class Receiver(Protocol):
@@ -50,10 +52,14 @@ class Route(NamedTuple):
 
 
 class Engine:
-    """One engine. A client's own credentials and rank headers never reach it: headers are ours from the first on."""
+    """One engine. A client's own credentials and rank headers never reach it: headers are ours from the first on.
+
+    `lacks`: paths that it said it does not have.
+    """
 
     def __init__(self, instance: Instance, adapter: Adapter, pool: Pool) -> None:
         self.instance = instance
+        self.lacks: set[str] = set()
         self.pool = pool
         self._adapter = adapter
         self._routes: dict[tuple[str, int | None], Route] = {}
@@ -63,7 +69,8 @@ class Engine:
         route = self._routes.get((path, rank))
         if route is None:
             added = self._adapter.upstream(self.instance, rank)
-            headers = (*_ALWAYS, *self._authorization(), *added.headers)
+            content = () if path in FORMS else _JSON
+            headers = (*content, *_ALWAYS, *self._authorization(), *added.headers)
             route = Route(self.pool.post_lines(path.encode("ascii"), headers), added.fields)
             self._routes[path, rank] = route
         return route

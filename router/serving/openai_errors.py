@@ -25,7 +25,7 @@ _MESSAGE_CHARS = 4096
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 _NOT_THERE = "The engine does not serve this model or route."
 _NO_ROUTE = "The engine of this model does not serve this route."
-_ROUTE_MISSES = ("Not Found", "Method Not Allowed")  # FastAPI's words for a path or method it does not have
+_ROUTE_MISSES = ("", "not found", "file not found", "method not allowed")  # FastAPI, llama.cpp: no word of a model
 _OWN_WORDS = {
     401: "The engine refused the gateway.",
     403: "The engine refused the gateway.",
@@ -82,13 +82,20 @@ def render_event(error: WarmrouteError) -> bytes:
 def engine_answer_error(status: int, body: bytes, retry_after: bytes | None = None) -> WarmrouteError:
     """What an engine's answer with another status than 200 means for the client."""
     answer = parse_object(body)
-    if status in (405, 501) or (status == 404 and answer is not None and answer.get("detail") in _ROUTE_MISSES):
+    if lacks_route(status, answer):
         return EngineRefusal(404, _NO_ROUTE, type="invalid_request_error", param=None, code="unknown_url")
     if 400 <= status < 500:
         return _engine_error(status, _error_object(answer) if answer is not None else {}, retry_after)
     if status >= 500:
         return _failure(status, _error_object(answer) if answer is not None else {}, retry_after)
     return EngineProtocolError("The engine answered with a status that is not understood.", detail=f"status {status}")
+
+
+def lacks_route(status: int, answer: dict[str, Any] | None) -> bool:
+    """Whether an engine's answer says that it does not have the route. `answer`: its body, None if that is no JSON."""
+    if status != 404:
+        return status in (405, 501)
+    return answer is None or str(_error_object(answer).get("message", "")).strip(" .").lower() in _ROUTE_MISSES
 
 
 def in_band_error(error: dict[str, Any]) -> WarmrouteError:

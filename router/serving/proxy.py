@@ -8,10 +8,11 @@ from collections.abc import Callable
 from router.core import Booking
 from router.errors import EngineUnreachable
 from router.http.messages import header_lines
+from router.serving.apis import Translation
 from router.serving.attempt import Attempt
 from router.serving.call import Call
 from router.serving.deadlines import Deadlines
-from router.serving.engines import Engines
+from router.serving.engines import Engine, Engines
 from router.serving.reply import Reply
 
 ALIVE_S = 1.0
@@ -40,14 +41,17 @@ class Proxy:
         as the call's limits say. `age_s`: how long ago the call came.
         """
         engine = self._engines.get(booking.instance)
-        route = engine.route(call.path, booking.rank if booking.target_rank else None)
         attempt = Attempt(call, reply, booking.id, on_first_token=on_first_token)
-        lines = b"%b\r\nx-request-id: %b" % (route.lines, reply.upstream_id)
-        if call.trace:
-            lines += header_lines(call.trace)
-        body = call.upstream_body(booking.served, route.fields)
-        attempt.watch = self._deadlines.begin(attempt, call.limits, first_byte_s=first_byte_s, age_s=age_s)
-        attempt.exchange = engine.pool.post(lines, body, attempt)
+
+        def send(translation: Translation | None) -> None:
+            lines, body = _written(call, booking, reply, engine, translation)
+            attempt.watch = self._deadlines.begin(attempt, call.limits, first_byte_s=first_byte_s, age_s=age_s)
+            attempt.exchange = engine.pool.post(lines, body, attempt)
+
+        otherwise = call.api.otherwise
+        if otherwise is not None:
+            attempt.translate(otherwise, send, booking.tokens, lacks=engine.lacks)
+        send(attempt.translation)
         return attempt
 
     async def is_there(self, instance: str) -> bool:
@@ -59,3 +63,17 @@ class Proxy:
 
     def close(self) -> None:
         self._deadlines.close()
+
+
+def _written(
+    call: Call, booking: Booking, reply: Reply, engine: Engine, translation: Translation | None
+) -> tuple[bytes, bytes]:
+    """Head and body of the request. Raises BadRequest for what cannot be translated."""
+    rank = booking.rank if booking.target_rank else None
+    route = engine.route(call.path if translation is None else translation.path, rank)
+    lines = b"%b\r\nx-request-id: %b" % (route.lines, reply.upstream_id)
+    if call.forwarded:
+        lines += header_lines(call.forwarded)
+    if translation is None:
+        return lines, call.upstream_body(booking.served, route.fields)
+    return lines, translation.body(call.fields, booking.served, route.fields)

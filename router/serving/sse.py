@@ -33,6 +33,7 @@ from router.serving.splice import without
 from router.serving.usage import parse_object, read_usage
 
 HELD_BYTES = 64 * 1024
+DONE = b"[DONE]"
 
 _ENDS = (b"\n\n", b"\r\n\r\n")
 _LINE_PAIRS = (b"\n\n", b"\n\r\n", b"\r\r")
@@ -94,7 +95,7 @@ class EventRelay:
         if self.done or self.error is not None:
             return b""
         payload = _payload(held)
-        is_whole = payload.strip() == b"[DONE]" or parse_object(payload) is not None
+        is_whole = payload.strip() == DONE or parse_object(payload) is not None
         if not (is_whole if payload else held.lstrip(b"\r\n").startswith(b":")):
             return b""
         return _closed(self._event(held))
@@ -157,9 +158,6 @@ class EventRelay:
     def _event(self, event: bytes) -> bytes:
         """The bytes to pass on for one event."""
         payload = _payload(event)
-        if payload.strip() == b"[DONE]":
-            self.done, self.tail = True, event
-            return b""
         if payload:
             event = self._read(event, payload)
         if event:
@@ -207,6 +205,9 @@ class SseRelay(EventRelay):
             self.first_token = True
 
     def _read(self, event: bytes, payload: bytes) -> bytes:
+        if payload.strip() == DONE:
+            self.done, self.tail = True, event
+            return b""
         chunk = parse_object(payload)
         if chunk is None:
             self.error = TORN if payload.startswith(b"{") else None

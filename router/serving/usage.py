@@ -50,6 +50,8 @@ def read_usage(usage: object) -> Usage | None:
     if "input_tokens" in usage:
         return _usage_of_input(usage)
     prompt, output = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+    if prompt is None and output is None:
+        prompt = _count(usage.get("total_tokens"))  # all that rerankers say
     details = usage.get("prompt_tokens_details")
     return _usage(prompt, output, _count(details.get("cached_tokens")) if isinstance(details, dict) else None)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
-from tests.cases.engine import Engine, Exchange
+from tests.cases.engine import MODEL, Engine, Exchange
 from tests.cases.events import stored
 from tests.cases.stand import CHAT, Stand, case_input, written
 
@@ -75,6 +76,34 @@ class TestMessages:
             "error": {"type": "invalid_request_error", "message": "messages must not be empty"},
             "request_id": answer.headers["x-request-id"],
         }
+
+
+# https://github.com/ggml-org/llama.cpp/issues/22044, https://github.com/smg-project/smg/pull/1256
+class TestForms:
+    async def test_reach_the_engine_byte_for_byte(self, stand: Stand) -> None:
+        """The sound is full of what a boundary begins with, and the model comes after it."""
+        call = case_input("27")["client"][0]
+        sound = bytes.fromhex(call["file"]["bytes"]["repeat_hex"]) * call["file"]["bytes"]["times"]
+
+        async def script(exchange: Exchange) -> None:
+            await exchange.answer({"text": hashlib.sha256(exchange.body).hexdigest()})
+
+        await stand.start(Engine(script=script))
+        head = b'--XX\r\ncontent-disposition: form-data; name="%b"%b\r\n\r\n%b\r\n'
+        fields = call["fields"] | {"model": MODEL}
+        parts = [head % (name.encode(), b"", value.encode()) for name, value in reversed(fields.items())]
+        sent = b"".join((head % (b"file", b'; filename="a"', sound), *parts, b"--XX--\r\n"))
+        how = {"content-type": "multipart/form-data; boundary=XX"}
+        answer = await stand.ask(sent, path=call["path"], headers=how)
+        assert answer.json() == {"text": hashlib.sha256(sent).hexdigest()}
+        assert stand.engines["A"].seen[0].headers["content-type"] == how["content-type"]
+
+    async def test_that_are_malformed_are_refused(self, stand: Stand) -> None:
+        call = case_input("27")["client"][1]
+        await stand.start(Engine())
+        answer = await stand.ask(call["body"].encode(), path=call["path"], headers=call["headers"])
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_form")
+        assert stand.engines["A"].seen == []
 
 
 # https://github.com/AMD-AGI/Infera/pull/143

@@ -6,7 +6,8 @@ under /v1 are there without it too, for a `base_url` that has none; engines get 
 
 from collections.abc import Mapping
 
-from router.serving.apis.api import Api
+from router.serving.apis.api import Api, Translation
+from router.serving.apis.audio import Speech, Transcriptions
 from router.serving.apis.messages import CountTokens, Messages
 from router.serving.apis.openai import Chat, Completions, Generate
 from router.serving.apis.plain import Light, Pooling
@@ -24,6 +25,9 @@ APIS: Mapping[str, Api] = {
     "/v1/responses": Responses(),
     "/v1/messages": Messages(),
     "/v1/messages/count_tokens": CountTokens(),
+    "/v1/audio/transcriptions": Transcriptions(),
+    "/v1/audio/translations": Transcriptions(),
+    "/v1/audio/speech": Speech(),
     "/v1/embeddings": _pooling,
     "/v2/embed": _pooling,  # Cohere's
     "/v1/rerank": _pooling,
@@ -48,4 +52,4 @@ ROUTES: Mapping[str, str] = {
 }
 """The path a client may ask for → the one that engines know."""
 
-__all__ = ["APIS", "FORMS", "OPENAI", "ROUTES", "Api"]
+__all__ = ["APIS", "FORMS", "OPENAI", "ROUTES", "Api", "Translation"]

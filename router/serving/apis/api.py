@@ -7,7 +7,7 @@ no state; there is one object for each, shared by all requests.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from router.core import Prompt
 from router.errors import WarmrouteError
@@ -21,11 +21,30 @@ _NO_PREFIX = "this route's prompt is not read"
 _CHARACTERS_PER_TOKEN = 4
 
 
+class Translation(Protocol):
+    """An API by way of another route, for engines that have only that."""
+
+    path: str
+
+    def body(self, fields: Fields, served: str, owned: Mapping[str, bytes]) -> bytes:
+        """The request, naming the model as `served` and with the fields we own. Raises BadRequest for what that route
+        has no words for.
+        """
+        ...
+
+    def relay(self, fields: Fields, *, prompt_tokens: int) -> EventRelay: ...
+
+    def answer(self, fields: Fields, body: bytes) -> bytes | None:
+        """A whole answer. None: it is not what that route answers."""
+        ...
+
+
 class Api:
     """reads_prompt    requests are placed by their prompt's prefix (`serving/prompt`)
     asks_for_usage  streams are asked for their usage, by OpenAI's `stream_options`
     is_form         bodies are multipart/form-data
     gathers         whole answers are gathered and sent at once; if not, bytes leave as they come
+    otherwise       how it is served by engines that lack its route
     id_header       where its clients look for the request id, beside `x-request-id`
     """
 
@@ -33,6 +52,7 @@ class Api:
     asks_for_usage = False
     is_form = False
     gathers = True
+    otherwise: Translation | None = None
     id_header = b""
 
     def check(self, fields: Fields) -> None:

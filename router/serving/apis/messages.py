@@ -1,4 +1,4 @@
-"""Anthropic's Messages, where an engine serves them (vLLM, SGLang).
+"""Anthropic's Messages: as they are where an engine serves them (vLLM, SGLang), else by way of chat.
 
 Errors are `{"type": "error", "error": {"type", "message"}, "request_id"}`, in a stream as the event `error`. A stream
 goes from `message_start` to `message_stop`, without a `[DONE]`. Its usage comes in two parts: what `message_start` says
@@ -14,6 +14,7 @@ import orjson
 
 from router.errors import WarmrouteError
 from router.serving.apis.api import Api, Fields, limit_of, session_of
+from router.serving.apis.messages_as_chat import MessagesAsChat
 from router.serving.apis.named_events import NamedEventRelay
 from router.serving.apis.plain import Light
 from router.serving.sse import EventRelay
@@ -63,6 +64,7 @@ class _Errors(Api):
 
 class Messages(_Errors):
     reads_prompt = True
+    otherwise = MessagesAsChat()
 
     def output_limit(self, fields: Fields) -> int | None:
         return limit_of(fields.get("max_tokens"))
@@ -92,9 +94,9 @@ class MessagesRelay(NamedEventRelay):
 
     def failed(self, name: bytes, fields: dict[str, Any]) -> dict[str, Any] | None:
         error = super().failed(name, fields)
-        if error is not None and "code" not in error:
-            return {**error, "code": _STATUS_OF.get(str(error.get("type")), 500)}
-        return error
+        if error is None:
+            return {"code": 500} if name == b"error" else None
+        return error if "code" in error else {**error, "code": _STATUS_OF.get(str(error.get("type")), 500)}
 
     def look(self, name: bytes, event: bytes, fields: dict[str, Any] | None) -> None:
         if fields is None or name not in (b"message_start", b"message_delta"):

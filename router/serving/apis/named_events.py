@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from router.serving.sse import HELD_BYTES, TORN, EventRelay, in_band_error_of
+from router.serving.sse import DONE, HELD_BYTES, TORN, EventRelay, in_band_error_of
 from router.serving.usage import parse_object
 
 _NAME = re.compile(rb"(?:\A|[\r\n])event: ?([^\r\n]*)")
@@ -32,7 +32,7 @@ class NamedEventRelay(EventRelay):
         raise NotImplementedError
 
     def failed(self, name: bytes, fields: dict[str, Any]) -> dict[str, Any] | None:
-        """The error object of an event that is the engine's own end, where it failed."""
+        """The error object of an event by which the engine says that it failed. `fields`: none if it is too large."""
         return in_band_error_of(fields)
 
     def _is_plain(self, data: bytes) -> bool:
@@ -45,16 +45,17 @@ class NamedEventRelay(EventRelay):
         return True
 
     def _read(self, event: bytes, payload: bytes) -> bytes:
+        if payload.strip() == DONE:
+            return b""  # belongs to other streams, and says nothing of this one
         fields = parse_object(payload) if len(payload) <= HELD_BYTES else None
         if fields is None and len(payload) <= HELD_BYTES and payload.startswith(b"{"):
             self.error = TORN
             return b""
         named = _NAME.search(event)
         name = named[1].strip() if named is not None else _type_of(fields)
-        if fields is not None:
-            self.error = self.failed(name, fields)
-            if self.error is not None:
-                return b""
+        self.error = self.failed(name, fields or {})
+        if self.error is not None:
+            return b""
         if name not in self.before_output:
             self.first_token = True
         self.look(name, event, fields)

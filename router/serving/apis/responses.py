@@ -1,4 +1,4 @@
-"""OpenAI's Responses, where an engine serves them (vLLM, SGLang).
+"""OpenAI's Responses: as they are where an engine serves them (vLLM, SGLang), else by way of chat.
 
 A stream of typed events, whole with `response.completed` or `response.incomplete`. What is stored by one engine cannot
 be found again behind a gateway, so that each request has to bring its whole conversation in `input`.
@@ -14,6 +14,7 @@ import orjson
 from router.errors import BadRequest, WarmrouteError
 from router.serving.apis.api import Api, Fields, limit_of
 from router.serving.apis.named_events import NamedEventRelay
+from router.serving.apis.responses_as_chat import ResponsesAsChat
 from router.serving.sse import EventRelay
 from router.serving.usage import find_usage, read_usage
 
@@ -24,6 +25,7 @@ _OURS = frozenset(("server_error", "rate_limit_exceeded"))  # error codes that s
 
 class Responses(Api):
     reads_prompt = True
+    otherwise = ResponsesAsChat()
 
     def check(self, fields: Fields) -> None:
         for field in _STORED:

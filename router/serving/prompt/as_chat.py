@@ -9,7 +9,7 @@ but which begins the same in each turn of a conversation.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -32,8 +32,11 @@ _NOT_SPELLED = frozenset(("cache_control", "id", "status", "signature"))
 
 
 def as_chat(path: str, body: Body) -> Message:
-    """A chat body. Raises `Unreadable`, and what code that reads JSON raises for a number where a list belongs."""
-    return _CHAT_OF[path](body)
+    """What makes the prompt of a chat body.
+
+    Raises `Unreadable`, and what code that reads JSON raises for a number where a list belongs.
+    """
+    return chat_of_messages(body, images=False) if path == MESSAGES else _chat_of_responses(body)
 
 
 def spelled(path: str, body: Body) -> Iterator[tuple[str, str]]:
@@ -80,7 +83,8 @@ def characters_in(body: Body, at_most: float) -> int:
 # Messages
 
 
-def _chat_of_messages(body: Body) -> Message:
+def chat_of_messages(body: Body, *, images: bool) -> Message:
+    """The same of Messages, with their images if those are wanted."""
     chat: list[Message] = []
     system = _system_text(body.get("system"))
     if system:
@@ -88,7 +92,7 @@ def _chat_of_messages(body: Body) -> Message:
     for message in body["messages"]:
         if message["role"] not in ("user", "assistant"):
             raise Unreadable("a system message among the others")
-        chat += _chat_of_message(message["role"], message["content"])
+        chat += _chat_of_message(message["role"], message["content"], images=images)
     request: Message = {"messages": chat}
     if body.get("tools") is not None:
         request["tools"] = [_chat_tool(tool) for tool in body["tools"]]
@@ -109,36 +113,57 @@ def _system_text(system: Any) -> str:
     return "".join(_plain_text(block) for block in _without_billing_header(system))
 
 
-def _chat_of_message(role: str, content: Any) -> list[Message]:
+def _chat_of_message(role: str, content: Any, *, images: bool) -> list[Message]:
     """The results of tools are messages of their own and come before what a user says beside them."""
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     results: list[Message] = []
-    texts: list[Message] = []
+    parts: list[Message] = []
     calls: list[Message] = []
+    thoughts: list[str] = []
     for block in content:
         kind = block["type"]
         if kind == "text":
-            texts += [{"type": "text", "text": block["text"]}] if block["text"] else []
+            parts += [{"type": "text", "text": block["text"]}] if block["text"] else []
+        elif kind == "image" and images:
+            parts.append(_image(block["source"]))
         elif kind == "tool_use" and role == "assistant":
             calls.append(_chat_call(block["id"], block["name"], json.dumps(block.get("input") or {})))
         elif kind == "tool_result" and role == "user":
-            text = _result_text(block.get("content"))
-            results.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": text})
-        else:
+            results += _results(block["tool_use_id"], block.get("content"), images=images)
+        elif kind == "thinking" and role == "assistant":
+            thoughts.append(block["thinking"])
+        elif kind != "redacted_thinking":
             raise Unreadable("content that is not text")
     message: Message = {"role": role}
+    if thoughts:
+        message["reasoning"] = "".join(thoughts)
     if calls:
         message["tool_calls"] = calls
-    if texts:
-        message["content"] = texts[0]["text"] if len(texts) == 1 else texts
-    return results if role == "user" and not texts else [*results, message]
+    if parts:
+        message["content"] = parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+    return results if role == "user" and not parts else [*results, message]
 
 
-def _result_text(content: Any) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(_plain_text(block) for block in content)
+def _results(call: str, content: Any, *, images: bool) -> list[Message]:
+    """What a tool gave back; its images follow in a message of the user's."""
+    blocks: Any = content or []
+    if isinstance(blocks, str):
+        blocks = [{"type": "text", "text": blocks}]
+    pictures = [_image(block["source"]) for block in blocks if images and block["type"] == "image"]
+    texts = [_plain_text(block) for block in blocks if not (images and block["type"] == "image")]
+    result = {"role": "tool", "tool_call_id": call, "content": "\n".join(texts)}
+    return [result, {"role": "user", "content": pictures}] if pictures else [result]
+
+
+def _image(source: Message) -> Message:
+    if source["type"] == "url":
+        url = source["url"]
+    elif source["type"] == "base64":
+        url = f"data:{source['media_type']};base64,{source['data']}"
+    else:
+        raise Unreadable("an image that is stored elsewhere")
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _chat_tool(tool: Message) -> Message:
@@ -177,9 +202,6 @@ def _chat_of_responses(body: Body) -> Message:
             content = _plain_text(part)
         chat.append({"role": item["role"], "content": content})
     return {"messages": chat}
-
-
-_CHAT_OF: Mapping[str, Callable[[Body], Message]] = {MESSAGES: _chat_of_messages, RESPONSES: _chat_of_responses}
 
 
 # ---------------------------------------------------------------------------------------------------------------------

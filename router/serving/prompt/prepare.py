@@ -50,18 +50,8 @@ OnDifference = Literal["enforce", "warn", "off"]
 _ENGINE_CACHE_TOKENS = 4_000_000  # 16 MB of ids
 _ROOTS = 4_096  # (domain, salt, adapter) combinations remembered; each costs some microseconds to make again
 _RENDERED_FIELDS = (
-    *(
-        "messages",
-        "prompt",
-        "text",
-        "input_ids",
-        "token_ids",
-        "features",
-        "tools",
-        "tool_choice",
-        "documents",
-        "chat_template_kwargs",
-    ),
+    *("messages", "prompt", "text", "input_ids", "token_ids", "tools", "tool_choice", "documents"),
+    *("chat_template_kwargs", "features"),
     *("reasoning_effort", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
 )
 _UNREADABLE = (Unreadable, AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)

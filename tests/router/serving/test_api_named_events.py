@@ -96,6 +96,20 @@ def test_deltas_pass_together_and_are_counted() -> None:
     assert one.events == 11
 
 
+@pytest.mark.parametrize("relay", [MessagesRelay, ResponsesRelay])
+def test_done_is_no_end(relay: type[NamedEventRelay]) -> None:
+    one = relay()
+    assert run(one, [DELTA, b"data: [DONE]\n\n"]) == DELTA
+    assert not one.complete
+
+
+def test_a_failure_that_repeats_a_long_request() -> None:
+    one = ResponsesRelay()
+    one.feed(named("response.failed", response={"instructions": "x" * 100_000, "error": {"code": "invalid_prompt"}}))
+    assert one.error is not None
+    assert one.error["code"] == 500
+
+
 def test_nothing_passes_after_the_end() -> None:
     one = MessagesRelay()
     assert one.feed(DELTA + STOP + b"data: [DONE]\n\n" + DELTA) == DELTA
@@ -136,6 +150,7 @@ def test_usage_in_two_parts(start: object, delta: object, usage: Usage | None) -
         (MessagesRelay, named("error", error={"type": "overloaded_error", "message": "m"}), 503, "m"),
         (MessagesRelay, named("error", error={"type": "invalid_request_error", "message": "m"}), 400, "m"),
         (MessagesRelay, named("error", error={"type": "internal_error", "message": "m"}), 500, "m"),
+        (MessagesRelay, named("error"), 500, None),
         (MessagesRelay, b'data: {"error":{"message":"m","code":400}}\n\n', 400, "m"),
         (ResponsesRelay, named("error", code="server_error", message="m"), 500, "m"),
         (ResponsesRelay, named("error", code="invalid_prompt", message="m"), 400, "m"),

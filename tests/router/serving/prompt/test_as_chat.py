@@ -9,7 +9,7 @@ import pytest
 
 from router.core import Prompt
 from router.serving.prompt import ModelPrompts, Parity, PromptLimits
-from router.serving.prompt.as_chat import MESSAGES, RESPONSES, as_chat, spelled
+from router.serving.prompt.as_chat import MESSAGES, RESPONSES, as_chat, chat_of_messages, spelled
 from router.serving.prompt.reason import Unreadable
 
 CHAT = "/v1/chat/completions"
@@ -86,6 +86,25 @@ def test_messages(body: dict[str, Any], messages: list[Any]) -> None:
     assert as_chat(MESSAGES, body) == {"messages": messages}
 
 
+def test_thoughts_come_back_as_reasoning() -> None:
+    blocks = [{"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "redacted_thinking"}, text("yes")]
+    assert as_chat(MESSAGES, {"messages": [assistant(blocks)]}) == {
+        "messages": [{"role": "assistant", "reasoning": "hm", "content": "yes"}]
+    }
+
+
+def test_images_where_they_are_wanted() -> None:
+    url = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [text("see"), IMAGE]}
+    chat = chat_of_messages({"messages": [user([result, url])]}, images=True)
+    data = "data:image/png;base64," + "AAAA" * 500
+    assert chat["messages"] == [
+        {"role": "tool", "tool_call_id": "t", "content": "see"},
+        user([{"type": "image_url", "image_url": {"url": data}}]),
+        user([{"type": "image_url", "image_url": {"url": "https://x/y.png"}}]),
+    ]
+
+
 def test_tools_of_messages() -> None:
     chat = as_chat(MESSAGES, {"messages": [], "tools": [TOOL], "tool_choice": {"type": "tool", "name": "f"}})
     function = {"name": "f", "description": "d", "parameters": {"type": "object"}}
@@ -118,7 +137,8 @@ def test_responses(body: dict[str, Any], messages: list[Any]) -> None:
     ("path", "body"),
     [
         (MESSAGES, {"messages": [user([IMAGE])]}),
-        (MESSAGES, {"messages": [assistant([{"type": "thinking", "thinking": "x"}])]}),
+        (MESSAGES, {"messages": [user([{"type": "document", "source": {}}])]}),
+        (MESSAGES, {"messages": [user([{"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}])]}),
         (MESSAGES, {"messages": [user("x")], "tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
         (MESSAGES, {"messages": [{"role": "system", "content": "x"}]}),
         (RESPONSES, {"input": "x", "tools": [{"type": "function", "name": "f"}]}),
