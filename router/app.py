@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import ipaddress
 import logging
 import multiprocessing
 import os
@@ -31,11 +32,12 @@ import uvloop
 from router import __version__, life, plugins
 from router.admin import serve as admin_process
 from router.admin.serve import AdminServer
-from router.config import Config, PolicyChoice, WaitingRoom
-from router.core import Instance, Placement, Policy
+from router.config import Config, Listen, PolicyChoice, WaitingRoom
+from router.core import Instance, Outcome, Placement, Policy
 from router.errors import ConfigError, Conflict
 from router.http.client import Pool
-from router.http.messages import Limits, PoolLimits
+from router.http.messages import Limits, PoolLimits, Request
+from router.http.proxies import TrustedProxies
 from router.http.server import Server, serve
 from router.life import Signals
 from router.live import LiveView, feed_counts, room_figures
@@ -88,6 +90,7 @@ class Running:
     url: str
     admin_url: str | None
     live: LiveView
+    _server: Server
 
     def __init__(
         self,
@@ -142,6 +145,8 @@ class Running:
             reordered_tools=lambda: tools_order.counts,
             room=lambda: room_figures(brain.room, clock()),
             shadows=lambda: {} if self._shadows is None else self._shadows.figures(),
+            connections=lambda: engines.connections(),
+            refused=lambda: self._server.refused,
         )
         self._policies, by_model = load_policies(config, dice)
         self._shadows = open_shadows(config.policy, _timer(clock), clock)
@@ -181,6 +186,7 @@ class Running:
         )
 
         # The request's path
+        proxies = TrustedProxies(map(ipaddress.ip_network, config.listen.trusted_proxies))
         engines = self._engines = Engines(self._pool)
         models = self._models = Models(expected=expected_models(config))
         self._at_end(engines.aclose)
@@ -201,12 +207,11 @@ class Running:
             models,
             placement,
             proxy,
-            listeners=(
-                *(telemetry.observe, roster.observe, *self._listeners),
-                *((log_access,) if config.listen.access_log else ()),
-            ),
+            listeners=(telemetry.observe, roster.observe, *self._listeners),
             body_limit=int(config.listen.max_body_bytes),
             receipts=config.listen.receipts,
+            access=access_log(proxies) if config.listen.access_log else None,
+            forward_headers=config.listen.forward_headers,
             tools_order=tools_order,
             retry_share=config.failover.share,
             on_fault=telemetry.fault,
@@ -232,7 +237,7 @@ class Running:
         self._save = partial(_save, index_file, index, secret, feed)
         self._every(config.index.save_every_s, self._save, at_end=True)
         self._stack.push_async_callback(self._spawned(telemetry.sample_lag()))
-        await self._listen(self._edge)
+        await self._listen(self._edge, proxies)
         await self._serve_admin()
         gc.collect()
         gc.freeze()  # what was built at the start is not looked at again by every collection
@@ -328,11 +333,16 @@ class Running:
 
     # --- listening
 
-    async def _listen(self, edge: Edge) -> None:
+    async def _listen(self, edge: Edge, proxies: TrustedProxies) -> None:
         listen = self._config.listen
-        limits = Limits(body_bytes=int(listen.max_body_bytes), keep_alive_s=listen.keep_alive_s)
-        server: Server = await serve(edge, host=listen.host, port=listen.port, limits=limits)
-        self._server = server
+        self._server = server = await serve(
+            edge,
+            host=listen.host,
+            port=listen.port,
+            limits=http_limits(listen),
+            behind=proxies if listen.proxy_protocol else None,
+            refuser=edge.refuse,
+        )
         self._at_end(self._end_requests)
         self.url = f"http://{_host(listen.host)}:{server.port}"
 
@@ -466,6 +476,24 @@ def room_settings(settings: WaitingRoom) -> tuple[RoomRule, RoomLimits]:
         RoomRule(free_tokens=settings.free_tokens, head_start_max_s=settings.head_start_max_s),
         RoomLimits(requests=settings.max_requests, body_bytes=int(settings.max_bytes), wait_s=settings.wait_s),
     )
+
+
+def http_limits(listen: Listen) -> Limits:
+    return Limits(
+        head_bytes=int(listen.max_head_bytes),
+        headers=listen.max_headers,
+        body_bytes=int(listen.max_body_bytes),
+        keep_alive_s=listen.keep_alive_s,
+        head_s=listen.head_s,
+        body_idle_s=listen.body_idle_s,
+        body_bytes_per_s=listen.body_bytes_per_s,
+        stall_s=listen.stalled_reader_s,
+    )
+
+
+def access_log(proxies: TrustedProxies) -> Callable[[Request], Callable[[Outcome], None]]:
+    """Who the client is, is found when it comes: its request is gone when it has ended."""
+    return lambda request: partial(log_access, client=proxies.client(request))
 
 
 async def _save(path: Path, index: BlockIndex, secret: bytes, feed: Feed) -> None:

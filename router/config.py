@@ -38,13 +38,16 @@ from router.config_mistakes import blame_invalid, without
 from router.config_source import Source, Where, read
 from router.config_values import (
     GIB,
+    KIB,
     MIB,
     RATE_PROFILES,
     EngineUrl,
     EventEndpoint,
     File,
+    ForwardedHeader,
     Identifier,
     Milliseconds,
+    Network,
     Port,
     RateProfile,
     Seconds,
@@ -135,11 +138,30 @@ class Listen(Section):
     cors: Cors = Cors()
     """Calls from browsers."""
     access_log: bool = False
-    """One line a request on standard error. Never the prompt."""
+    """One line a request on standard error, with the client's address. Never the prompt."""
+    trusted_proxies: tuple[Network, ...] = ()
+    """Addresses or networks of the load balancers before us, e.g. 10.0.0.0/8. What they say of a client in
+    X-Forwarded-For and X-Forwarded-Proto goes to the access log; from anybody else it is ignored."""
+    proxy_protocol: bool = False
+    """Connections of trusted_proxies begin with the PROXY protocol (version 1 or 2), those of others do not."""
+    forward_headers: tuple[ForwardedHeader, ...] = ()
+    """Headers of clients that engines get as they came, besides traceparent and tracestate; e.g. baggage."""
     max_body_bytes: Size = ByteSize(64 * MIB)
-    """A larger request body is refused with 413."""
+    """A larger request body is refused with 413, as it came and after decompression."""
+    max_head_bytes: Size = ByteSize(64 * KIB)
+    """A request with a larger head is refused with 431."""
+    max_headers: Annotated[int, Field(ge=1, le=10_000)] = 100
+    """A request with more headers is refused with 431."""
+    head_s: Seconds = 30.0
+    """A request head that has not come whole by then is refused with 408, seconds from its first byte."""
+    body_idle_s: Seconds = 30.0
+    """A request body of which nothing has come for so long is refused with 408, seconds."""
+    body_bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1024.0
+    """So many bytes of body prolong its time by a second: it may take that and body_idle_s, else 408."""
     keep_alive_s: Seconds = 75.0
     """How long an idle client connection is kept open, seconds."""
+    stalled_reader_s: Seconds = 60.0
+    """A client that takes nothing of its answer for so long is dropped and its engine freed, seconds."""
     drain: Drain = Drain()
     """How the gateway ends."""
     receipts: bool = False
@@ -573,6 +595,8 @@ def _contradictions(config: Config) -> Iterator[Mistake]:
     yield from _engine_clashes(config)
     yield from _policy_clashes(config.policy)
     yield from _port_clashes(config)
+    if config.listen.proxy_protocol and not config.listen.trusted_proxies:
+        yield ("listen", "proxy_protocol"), "needs listen.trusted_proxies: from nobody else it would be believed"
     drain = config.listen.drain
     if drain.accept_s > drain.finish_s:
         yield ("listen", "drain", "accept_s"), f"is longer than finish_s ({drain.finish_s:g}): no request outlives that"

@@ -5,6 +5,7 @@ A message completes the sentence that starts with the key: "engines[0].url: must
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from pydantic import AfterValidator, ByteSize, Field, ValidationInfo, WithJsonSc
 
 from router.core import Rates
 
+KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -25,6 +27,12 @@ RATE_PROFILES: Mapping[str, Rates] = {
     "llama-3.1-70b-tp8-h100": Rates(c0_ms=10.3, c1_ms=0.0377, n0_tokens=64, c2_ms=5.02e-7, c3_ms=1.34e-5, c4_ms=0.0),
 }
 """Priors of the step time, bf16 on vLLM 0.24: fitted to the operator tables of aiconfigurator-core 0.12."""
+
+_HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,128}\Z")
+_NEVER_FORWARDED = frozenset((
+    "api-key", "authorization", "connection", "cookie", "expect", "forwarded", "host", "keep-alive", "te", "trailer",
+    "transfer-encoding", "upgrade", "x-api-key", "x-data-parallel-rank", "x-goog-api-key", "x-real-ip", "x-request-id",
+))  # fmt: skip
 
 _ID = re.compile(r"[\w.:\[\]@-]{1,128}\Z", re.ASCII)
 
@@ -86,6 +94,22 @@ def _event_endpoint(text: str) -> str:
     return text
 
 
+def _network(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError as error:
+        raise ValueError(f"must be an address or a network such as 10.0.0.0/8: {error}") from None
+
+
+def _forwarded(text: str) -> str:
+    name = text.lower()
+    if not _HEADER.match(name):
+        raise ValueError("is not the name of a header")
+    if name in _NEVER_FORWARDED or name.startswith(("proxy-", "x-forwarded-", "content-", "accept")):
+        raise ValueError("is never sent to engines: it is the connection's, a credential, or written by the gateway")
+    return name
+
+
 def _profile(name: str) -> str:
     if name not in RATE_PROFILES:
         raise ValueError(f"is not one of {', '.join(RATE_PROFILES)}")
@@ -105,6 +129,8 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=0, le=65535)]
+Network = Annotated[str, AfterValidator(_network)]
+ForwardedHeader = Annotated[str, AfterValidator(_forwarded)]
 Tokens = Annotated[int, Field(gt=0)]
 Text = Annotated[str, Field(min_length=1)]
 File = Annotated[Path, AfterValidator(_existing)]

@@ -8,6 +8,7 @@
     │   ├── UnknownModel                404 model_not_found
     │   ├── UnknownRoute                404
     │   ├── MethodNotAllowed            405
+    │   ├── RequestTimeout              408 the request did not come whole in time
     │   ├── BodyTooLarge                413
     │   ├── UnsupportedEncoding         415
     │   ├── UnknownInstance             404 on the admin API
@@ -91,6 +92,11 @@ class UnknownRoute(ClientError):
 class MethodNotAllowed(ClientError):
     status = 405
     code = "method_not_allowed"
+
+
+class RequestTimeout(ClientError):
+    status = 408
+    code = "request_timeout"
 
 
 class BodyTooLarge(ClientError):

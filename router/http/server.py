@@ -9,8 +9,10 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
-from router.http.connection import Handler, ServerProtocol
+from router.http.behind_proxy import ServerProtocolBehindProxy
+from router.http.connection import Handler, Refuser, ServerProtocol
 from router.http.messages import Limits, Request
+from router.http.proxies import TrustedProxies
 from router.http.responder import Responder
 
 __all__ = ["Handler", "Limits", "Request", "Responder", "Server", "ServerProtocol", "serve"]
@@ -18,6 +20,8 @@ __all__ = ["Handler", "Limits", "Request", "Responder", "Server", "ServerProtoco
 _BACKLOG = 2048
 _SWEEP_SLICE = 500  # connections looked at in one go: about 100 µs
 _DRAIN_POLL_S = 0.02
+_KERNEL_UNSENT_BYTES = 128 * 1024
+"""What the kernel holds for a client that does not read, beyond what is on its way; Linux grows to 4 MiB by itself."""
 
 
 class Server:
@@ -106,8 +110,14 @@ async def serve(
     limits: Limits | None = None,
     sock: socket.socket | None = None,
     unix_path: str | None = None,
+    behind: TrustedProxies | None = None,
+    refuser: Refuser | None = None,
 ) -> Server:
-    """Listen on `sock`, else on `unix_path`, else on host and port (0: any). Raises OSError."""
+    """Listen on `sock`, else on `unix_path`, else on host and port (0: any). Raises OSError.
+
+    `behind`: the proxies whose connections begin with the PROXY protocol; others' do not. `refuser`: see
+    `ServerProtocol`.
+    """
     loop = asyncio.get_running_loop()
     limits = limits or Limits()
     connections: set[ServerProtocol] = set()
@@ -115,7 +125,11 @@ async def serve(
     server: Server | None = None
 
     def accept() -> ServerProtocol:
-        connection = ServerProtocol(handler, limits, connections, refused=refused)
+        connection = (
+            ServerProtocol(handler, limits, connections, refused=refused, refuser=refuser)
+            if behind is None
+            else ServerProtocolBehindProxy(behind, handler, limits, connections, refused=refused, refuser=refuser)
+        )
         if server is not None and server.winding_down:
             connection.wind_down()
         return connection
@@ -126,5 +140,8 @@ async def serve(
         listener = await loop.create_unix_server(accept, unix_path, backlog=_BACKLOG)
     else:
         listener = await loop.create_server(accept, host, port, backlog=_BACKLOG)
+    if unix_path is None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        for each in listener.sockets:  # accepted connections inherit it
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _KERNEL_UNSENT_BYTES)
     server = Server(listener, limits, connections, refused)
     return server

@@ -10,18 +10,15 @@ An answer that has begun is never begun again, and a broken one never ends as if
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Callable, Generator
 from typing import Protocol
-
-import zstandard
 
 from router.core import Usage
 from router.errors import EngineError, EngineProtocolError, WarmrouteError
 from router.http.messages import Header
 from router.serving.call import Call
 from router.serving.deadlines import Running
-from router.serving.encoding import Decoder, response_decoder
+from router.serving.encoding import GZIP_MAGIC, CorruptAnswer, Decoder, response_decoder
 from router.serving.engines import Exchange
 from router.serving.openai_errors import engine_answer_error, in_band_error
 from router.serving.reply import JSON, Reply, content_lines
@@ -170,8 +167,8 @@ class Attempt:
         if self._decoder is not None:
             try:
                 data = self._decoder.decompress(data)
-            except (zlib.error, zstandard.ZstdError) as error:
-                self.cancel(EngineProtocolError("The engine's compressed answer is corrupt.", detail=repr(error)))
+            except CorruptAnswer as error:
+                self.cancel(EngineProtocolError("The engine's compressed answer is corrupt.", detail=str(error)))
                 return
         if self._relay is None:
             self._gather(data)
@@ -280,9 +277,20 @@ class Attempt:
         self._reply.write(body)
         self._gathered = [body[-_USAGE_TAIL_BYTES:]]
 
+    def _unfolded(self, body: bytes) -> bytes:
+        """Of an answer that was compressed on its way without a word of it."""
+        self._decode(b"gzip")
+        self._gathered, self._size = [], 0
+        self.on_data(body)
+        return b"".join(self._gathered)
+
     def _end_whole(self) -> None:
         body = b"".join(self._gathered)
-        if self._status != 200:
+        if body.startswith(GZIP_MAGIC) and self._decoder is None and b"json" in self._content:
+            body = self._unfolded(body)
+        if self._decoder is not None and not self._decoder.whole:
+            self._end(EngineProtocolError("The engine's compressed answer was cut short."))
+        elif self._status != 200:
             self._end(engine_answer_error(self._status, body, self._retry_after))
         elif self._reply.started:
             self._usage = find_usage(body)

@@ -26,7 +26,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
 _ASK_FOR_USAGE = b'{"include_usage":true}'
-_TRACE_HEADERS = (b"traceparent", b"tracestate")
+TRACE_HEADERS = frozenset((b"traceparent", b"tracestate"))
 _SESSION_HEADERS = (
     b"x-session-id", b"x-litellm-session-id", b"x-session-affinity", b"x-claude-code-session-id",
     b"session-id", b"session_id", b"thread-id", b"conversation_id",
@@ -37,7 +37,7 @@ _TOTAL_HEADERS = (b"x-warmroute-timeout", b"x-litellm-timeout")
 _FIRST_TOKEN_HEADER = b"x-warmroute-first-token-timeout"
 """Seconds. They lower the model's limits, and never raise them."""
 
-_RARE_HEADERS = frozenset((*_TRACE_HEADERS, *_SESSION_HEADERS, *_TOTAL_HEADERS, _FIRST_TOKEN_HEADER))
+_RARE_HEADERS = frozenset((*_SESSION_HEADERS, *_TOTAL_HEADERS, _FIRST_TOKEN_HEADER))
 _RARE_FIELDS = frozenset(
     (
         *("stream_options", "n", "prompt", "cache_salt", "extra_key", "prompt_cache_key", "metadata"),
@@ -57,7 +57,10 @@ class HttpRequest(Protocol):
 
 
 class Call:
-    """One request. `body` is the client's, decoded of any content coding; `fields` is what a parser makes of it."""
+    """One request. `body` is the client's, decoded of any content coding; `fields` is what a parser makes of it.
+
+    trace  the client's headers that its engine gets: `forwarded`, unless Connection says that they are for us alone
+    """
 
     __slots__ = (
         "api",
@@ -74,7 +77,15 @@ class Call:
         "wants_usage",
     )
 
-    def __init__(self, path: str, body: bytes, *, headers: Headers, models: Models) -> None:
+    def __init__(
+        self,
+        path: str,
+        body: bytes,
+        *,
+        headers: Headers,
+        models: Models,
+        forwarded: frozenset[bytes] = TRACE_HEADERS,
+    ) -> None:
         """`path`: as engines know it. `headers`: the first value of each. Raises BadRequest and UnknownModel."""
         self.path = path
         self.api = APIS[path]
@@ -92,6 +103,8 @@ class Call:
             self._read_rare_fields(fields)
         if not _RARE_HEADERS.isdisjoint(headers):
             self._read_rare_headers(headers)
+        if not forwarded.isdisjoint(headers):
+            self.trace = _passed_on(headers, forwarded)
 
     def _read_rare_fields(self, fields: Mapping[str, Any]) -> None:
         self.api.check(fields)
@@ -108,7 +121,6 @@ class Call:
             if name in headers:
                 self.session = headers[name].decode("latin-1")
                 break
-        self.trace = [(name, headers[name]) for name in _TRACE_HEADERS if name in headers]
         self.limits = _lowered(self.limits, headers)
 
     def asked_of(self, named: Named) -> Call:
@@ -153,21 +165,25 @@ class Call:
         return splice(value_of(self.body, "stream_options", present=self.fields) or b"{}", {"include_usage": b"true"})
 
 
-def read_call(request: HttpRequest, path: str, *, models: Models, body_limit: int) -> Call | Awaitable[Call]:
-    """Raises ClientError for what cannot be served."""
+def read_call(
+    request: HttpRequest, path: str, *, models: Models, body_limit: int, forwarded: frozenset[bytes] = TRACE_HEADERS
+) -> Call | Awaitable[Call]:
+    """`forwarded`: headers that go on to the engine. Raises ClientError for what cannot be served."""
     headers, body = request.named, request.body
     if b"content-encoding" in headers:
-        return _read_encoded(headers, body, path, models, body_limit)
+        return _read_encoded(headers, body, path, models, body_limit, forwarded)
     if len(body) > body_limit:
         raise BodyTooLarge(f"The request body is larger than {body_limit} bytes.")
-    return Call(path, body, headers=headers, models=models)
+    return Call(path, body, headers=headers, models=models, forwarded=forwarded)
 
 
-async def _read_encoded(headers: Headers, body: bytes, path: str, models: Models, limit: int) -> Call:
+async def _read_encoded(
+    headers: Headers, body: bytes, path: str, models: Models, limit: int, forwarded: frozenset[bytes]
+) -> Call:
     body = await decode_body(body, headers[b"content-encoding"], limit=limit)
     if len(body) > limit:
         raise BodyTooLarge(f"The request body is larger than {limit} bytes.")
-    return Call(path, body, headers=headers, models=models)
+    return Call(path, body, headers=headers, models=models, forwarded=forwarded)
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
@@ -188,6 +204,11 @@ def _parse_leniently(body: bytes) -> Any:
         raise BadRequest("The request body is not valid UTF-8.", code="invalid_unicode") from error
     except (ValueError, RecursionError) as error:
         raise BadRequest("The request body is not valid JSON.", code="invalid_json") from error
+
+
+def _passed_on(headers: Headers, names: frozenset[bytes]) -> list[Header]:
+    only_for_us = {name.strip().lower() for name in headers.get(b"connection", b"").split(b",")}
+    return [(name, headers[name]) for name in sorted(names - only_for_us) if name in headers]
 
 
 def _lowered(limits: TimeLimits, headers: Headers) -> TimeLimits:

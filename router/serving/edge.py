@@ -14,8 +14,16 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
-from router.errors import MethodNotAllowed, ShuttingDown, UnknownRoute, WarmrouteError
-from router.http.messages import Header, Headers, Request, header_lines
+from router.errors import (
+    BadRequest,
+    BodyTooLarge,
+    MethodNotAllowed,
+    RequestTimeout,
+    ShuttingDown,
+    UnknownRoute,
+    WarmrouteError,
+)
+from router.http.messages import Header, Headers, Refusal, Request, header_lines
 from router.serving.apis import APIS, OPENAI, ROUTES, Api
 from router.serving.apis.responses import NOT_STORED
 from router.serving.gateway import Gateway
@@ -28,6 +36,7 @@ Readiness = Callable[[], Awaitable[Mapping[str, Any]]]
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}").fullmatch
 _MODELS = "/v1/models/"
+_REFUSALS = {408: RequestTimeout, 413: BodyTooLarge}
 _SHUTDOWN_RETRY_S = 1.0
 _ENDED_AT_ONCE = 20
 _EXPOSED = (
@@ -63,6 +72,7 @@ class Edge:
             self._routes[path] = ("POST", partial(self._complete, upstream, APIS[upstream]))
         for prefix in ("/v1", ""):
             self._routes[prefix + "/models"] = ("GET", self._list_models)
+        self._completions = frozenset(path for path, (method, _) in self._routes.items() if method == "POST")
 
     @property
     def running(self) -> int:
@@ -96,6 +106,15 @@ class Edge:
                 raise MethodNotAllowed(f"Use {known} for this route.")
         except WarmrouteError as error:
             reply.api = APIS.get(ROUTES.get(request.path, ""), OPENAI)
+            reply.fail(error)
+
+    def refuse(self, request: Request, responder: Responder, refusal: Refusal) -> None:
+        """Answer a request of which the HTTP server has read the head, and not the whole body."""
+        reply = self._reply(request.named, responder)
+        error = _REFUSALS.get(refusal.status, BadRequest)(refusal.message)
+        if request.path in self._completions:
+            self._gateway.refuse(request, reply, error)
+        else:
             reply.fail(error)
 
     def _route_of_card(self, path: str) -> tuple[str, Callable[[Request, Reply], None]]:

@@ -8,6 +8,7 @@ from weakref import WeakSet
 
 from router.core import Adapter, Instance
 from router.errors import EngineError, EngineUnreachable
+from router.http.client import PoolStats
 
 Header = tuple[bytes, bytes]
 
@@ -32,6 +33,8 @@ class Exchange(Protocol):
 
 
 class Pool(Protocol):
+    stats: PoolStats
+
     def post_lines(self, target: bytes, headers: Iterable[Header]) -> bytes: ...
     def post(self, lines: bytes, body: bytes, receiver: Receiver) -> Exchange: ...
     def retire(self) -> None: ...
@@ -112,6 +115,10 @@ class Engines:
         if engine is None:
             raise EngineUnreachable("The engine has left the fleet.")
         return engine
+
+    def connections(self) -> dict[str, PoolStats]:
+        """What has become of the connections to each engine."""
+        return {name: engine.pool.stats for name, engine in self._engines.items()}
 
     async def aclose(self) -> None:
         engines, self._engines = list(self._engines.values()), {}

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from router.core import Ask, Booking, DeliveredSource, Finish, Outcome, Placement, Prompt
 from router.errors import ClientError, EngineTimeout, NoEngine, RoomFull, ShuttingDown, WaitedTooLong, WarmrouteError
-from router.http.messages import header_lines
+from router.http.messages import Request, header_lines
 from router.serving.attempt import Answer, Attempt
-from router.serving.call import Call, HttpRequest, read_call
+from router.serving.call import TRACE_HEADERS, Call, read_call
 from router.serving.failover import Fault, RetryBudget, Tries, fault_of
 from router.serving.models import Models, Named
 from router.serving.openai_errors import CONTEXT_LENGTH_EXCEEDED, EngineFailure, class_of
@@ -29,14 +29,19 @@ _OVER = "the time of the request is over"
 _NOWHERE = (NoEngine, RoomFull, WaitedTooLong)
 
 Listener = Callable[[Outcome], None]
+Access = Callable[[Request], Listener]
+"""Who notes a request: asked when it comes, so that it can look at the client, and told when it has ended."""
 
 
 class Passage:
     """What has become of one request so far; at its end, its Outcome."""
 
-    __slots__ = ("asked_model", "attempt", "attempts", "began", "booking", "call", "prompt", "queue_s", "started_at")
+    __slots__ = (
+        "access", "asked_model", "attempt", "attempts", "began", "booking", "call", "prompt", "queue_s", "started_at",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, access: Listener | None) -> None:
+        self.access = access
         self.began = time.monotonic()
         self.started_at = time.time()
         self.asked_model = ""
@@ -109,6 +114,8 @@ class Gateway:
         listeners: Sequence[Listener] = (),
         body_limit: int = 64 << 20,
         receipts: bool = False,
+        access: Access | None = None,
+        forward_headers: Sequence[str] = (),
         tools_order: ToolsOrder | None = None,
         retry_share: float = 0.1,
         on_fault: Callable[[str, str], None] = lambda model, fault: None,
@@ -125,19 +132,21 @@ class Gateway:
         self._listeners = tuple(listeners)
         self._body_limit = body_limit
         self._receipts = receipts
+        self._access = access
+        self._forwarded = TRACE_HEADERS.union(name.encode() for name in forward_headers)
         self.budget = RetryBudget(retry_share)
         self._on_fault = on_fault
         self._quarantine = Quarantine()
         self._dice = dice or random.Random()
 
-    async def complete(self, request: HttpRequest, reply: Reply, path: str) -> None:
+    async def complete(self, request: Request, reply: Reply, path: str) -> None:
         """Answer a request, as a `Run`. Cancelling that is how a client's leaving is made known.
 
         `path`: as engines know it.
         """
-        passage = Passage()
+        passage = Passage(None if self._access is None else self._access(request))
         try:
-            call = read_call(request, path, models=self._models, body_limit=self._body_limit)
+            call = read_call(request, path, models=self._models, body_limit=self._body_limit, forwarded=self._forwarded)
             if not isinstance(call, Call):
                 call = await asyncio.ensure_future(call)
             if call.named.model.split:
@@ -159,7 +168,8 @@ class Gateway:
         except WarmrouteError as error:
             self._fail(passage, reply, error)
         except asyncio.CancelledError:
-            self._end(passage, passage.outcome(reply, status=499, finish="client_gone", error="client_gone"))
+            error_class = "reader_stalled" if reply.responder.stalled else "client_gone"
+            self._end(passage, passage.outcome(reply, status=499, finish="client_gone", error=error_class))
             reply.responder.abort()  # if it was not the client that ended this, it must not wait for the rest
             raise
         except Exception as unexpected:
@@ -168,6 +178,10 @@ class Gateway:
         else:
             self._end(passage, passage.outcome(reply, status=200, finish="complete"))
             answer.deliver(reply)
+
+    def refuse(self, request: Request, reply: Reply, error: WarmrouteError) -> None:
+        """Answer a request that did not come whole. It has an Outcome, as every other."""
+        self._fail(Passage(None if self._access is None else self._access(request)), reply, error)
 
     def _of_arm(self, call: Call) -> Call:
         """The call as one for the model that a split chooses. Raises NoEngine while that has not joined."""
@@ -312,7 +326,8 @@ class Gateway:
         if passage.prompt is not None and passage.call is not None and outcome.usage is not None:
             passage.call.named.model.prompts.observe(passage.prompt, outcome.usage.input_tokens)
         self._give_back(passage, outcome)
-        for listener in self._listeners:
+        listeners = self._listeners if passage.access is None else (*self._listeners, passage.access)
+        for listener in listeners:
             try:
                 listener(outcome)
             except Exception as unexpected:  # whoever watches must not break what it watches

@@ -122,7 +122,7 @@ def _values(body: bytes) -> Mapping[str, msgspec.Raw]:
     """
     try:
         return _text_of_values(body)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, RecursionError):  # it nests less deeply than orjson
         return {}
 
 

@@ -51,7 +51,7 @@ class EventRelay:
     usage        the last usage object of the engine, whatever else its event held
     done, tail   the end of the stream: the event that says so was seen, and `tail` is that event
     error        the engine's in-band error object; nothing is passed on any more
-    events       whole events passed on: an estimate of output tokens where usage is missing
+    events       whole events with data passed on: an estimate of output tokens where usage is missing
     inside       the client has part of an event: only after one larger than the bound
     """
 
@@ -86,7 +86,7 @@ class EventRelay:
         return passed + self._begin_oversized() if len(self._held) > self.held_bytes else passed
 
     def end(self) -> bytes:
-        """The engine's body is over. What is still held is passed on only if it reads as an event: not a torn one.
+        """The engine's body is over. What is still held is passed on if it is an event or a comment: not a torn one.
 
         It gets the blank line it lacks: without one a client would drop it, or read it as one with what comes next.
         """
@@ -94,7 +94,8 @@ class EventRelay:
         if self.done or self.error is not None:
             return b""
         payload = _payload(held)
-        if payload.strip() != b"[DONE]" and parse_object(payload) is None:
+        is_whole = payload.strip() == b"[DONE]" or parse_object(payload) is not None
+        if not (is_whole if payload else held.lstrip(b"\r\n").startswith(b":")):
             return b""
         return _closed(self._event(held))
 
@@ -163,7 +164,7 @@ class EventRelay:
             event = self._read(event, payload)
         if event:
             self.begun = True
-            self.events += 1
+            self.events += bool(payload)
         return event
 
 
@@ -190,6 +191,8 @@ class SseRelay(EventRelay):
             or b'"usage"' in data
             or b'"error"' in data
             or b"[DONE]" in data
+            or data.startswith(b":")
+            or b"\n:" in data
             or _FINISHED.search(data)
             or self.done
             or self.error is not None

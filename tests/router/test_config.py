@@ -95,6 +95,13 @@ def test_what_fits_together_is_checked_beside_invalid_values(folder: Folder) -> 
     ]
 
 
+def test_addresses_and_header_names_are_read_as_people_write_them(folder: Folder) -> None:
+    text = "listen: {trusted_proxies: [10.0.0.5, 10.0.0.0/8, '2001:db8::/32'], forward_headers: [X-Team]}\n"
+    listen = folder.load(text + ENGINES).listen
+    assert listen.trusted_proxies == ("10.0.0.5/32", "10.0.0.0/8", "2001:db8::/32")
+    assert listen.forward_headers == ("x-team",)
+
+
 @pytest.mark.parametrize(
     ("text", "mistake"),
     [
@@ -109,6 +116,8 @@ def test_what_fits_together_is_checked_beside_invalid_values(folder: Folder) -> 
         ("admin: 3\n" + ENGINES, "1: admin: must be a mapping of keys to values"),
         ("listen: &a {cors: *a}\n" + ENGINES, "1: listen.cors: contains itself through an alias"),
         ("policy: {weights: {queue: -1}}\n" + ENGINES, "1: policy.weights.queue: must be greater than or equal to 0"),
+        ("listen: {port: !!int x}\n" + ENGINES, "1: listen.port: is no int, as its tag !!int says (leave that out)"),
+        ("listen: {keep_alive_s: !!float x}\n" + ENGINES, "1: listen.keep_alive_s: is no float, as its tag"),
         ("policy: {weights: {queue: !!python/name:os.x 1}}\n" + ENGINES, "1: policy.weights.queue: the tag"),
         ("policy: {ttft_slo_s: 0}\n" + ENGINES, "1: policy.ttft_slo_s: must be greater than 0"),
         (
@@ -137,6 +146,15 @@ def test_what_fits_together_is_checked_beside_invalid_values(folder: Folder) -> 
             "listen:\n  drain: {accept_s: 9, finish_s: 8}\n" + ENGINES,
             "2: listen.drain.accept_s: is longer than finish_s (8)",
         ),
+        (
+            "listen: {trusted_proxies: [10.0.0.1/8]}\n" + ENGINES,
+            "1: listen.trusted_proxies[0]: must be an address or a",
+        ),
+        ("listen: {trusted_proxies: [lb.example.com]}\n" + ENGINES, "1: listen.trusted_proxies[0]: must be an address"),
+        ("listen: {proxy_protocol: true}\n" + ENGINES, "1: listen.proxy_protocol: needs listen.trusted_proxies"),
+        ("listen: {forward_headers: [Cookie]}\n" + ENGINES, "1: listen.forward_headers[0]: is never sent to engines"),
+        ("listen: {forward_headers: ['a b']}\n" + ENGINES, "1: listen.forward_headers[0]: is not the name of a header"),
+        ("listen: {body_bytes_per_s: 0}\n" + ENGINES, "1: listen.body_bytes_per_s: must be greater than 0"),
         ("admin: {port: 4000}\n" + ENGINES, "1: admin.port: is taken by listen (4000); use another"),
         ("engines: [{url: 'http://127.0.0.1:4000'}]", "1: engines[0].url: is the gateway's own address"),
         ("engines: [{url: 'http://0.0.0.0:8000'}]", "1: engines[0].url: is an address to listen on"),
