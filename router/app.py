@@ -42,7 +42,7 @@ from router.http.server import Server, serve
 from router.life import Signals
 from router.live import LiveView, feed_counts, room_figures
 from router.reload import compare
-from router.roster import EngineChanges, Roster, load_adapters
+from router.roster import Changes, Roster, load_adapters
 from router.routing import persist
 from router.routing.bookings import Bookings
 from router.routing.brain import Brain, Placed
@@ -287,13 +287,14 @@ class Running:
                     log.error("not reloaded: %s", mistake)
                 return {"mistakes": list(error.mistakes)}
             self._take_policies(taken.in_force, policies, by_model, shadows)
-            engines = self._take_over(taken.in_force)
+            taken_over = self._take_over(taken.in_force)
         log.info("reloaded: %s", ", ".join(taken.changed) or "nothing has changed")
         for key in taken.needs_restart:
             log.warning("%s has changed and needs a restart", key)
         return {
             "changed": list(taken.changed),
-            "engines": engines._asdict(),
+            "engines": taken_over.engines._asdict(),
+            "prompts_read_anew": list(taken_over.read_anew),
             "needs_restart": list(taken.needs_restart),
             "notes": list(read.notes),
         }
@@ -320,7 +321,7 @@ class Running:
             shadows=shadows,
         )
 
-    def _take_over(self, config: Config) -> EngineChanges:
+    def _take_over(self, config: Config) -> Changes:
         """In one turn of the loop: no request sees half of it."""
         before, self._config = self._config, config
         if self._brain.room is not None:
