@@ -16,7 +16,8 @@ from router.routing.fleet import Fleet, Health, Rank
 from router.routing.index import BlockIndex
 from router.routing.trace_log import TraceLog
 from router.routing.waiting_room import WaitingRoom
-from router.serving.call import CHAT, COMPLETIONS, Call
+from router.serving.apis import APIS, FORMS, ROUTES
+from router.serving.call import Call
 from router.serving.models import Models
 from router.telemetry import Telemetry, in_slices
 
@@ -57,13 +58,16 @@ class LiveView:
 
     async def explain(self, path: str, body: bytes) -> dict[str, Any]:
         """Raises BadRequest and UnknownModel as the route itself would, NoEngine where nobody can serve."""
-        path = path if path.startswith("/v1") else "/v1" + path
-        if path not in (CHAT, COMPLETIONS):
-            raise UnknownRoute(f"explain knows {CHAT} and {COMPLETIONS}")
+        path = ROUTES.get(path, path)
+        if path not in APIS or path in FORMS:
+            raise UnknownRoute("There is no such route with a JSON body.")
         if not body:
             raise BadRequest("The request body is empty.", code="invalid_json")
         call = Call(path, body, headers={}, models=self._models)
-        prompt = await call.named.model.prompts.prepare(path, call.fields, salt=call.salt, lora=call.named.lora)
+        if call.api.reads_prompt:
+            prompt = await call.named.model.prompts.prepare(path, call.fields, salt=call.salt, lora=call.named.lora)
+        else:
+            prompt = call.api.unread_prompt(call.fields, len(body))
         ask = call.ask("explain", prompt)
         decision = await self._brain.explain(ask)
         return {"request": _request(ask), **_decision(decision)}

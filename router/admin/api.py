@@ -13,7 +13,7 @@ from router.admin.trace import trace_lines
 from router.core import Live
 from router.errors import WarmrouteError
 
-Path = Literal["/v1/chat/completions", "/v1/completions"]
+Path = Literal["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/inference/v1/generate"]
 _CHAT: Path = "/v1/chat/completions"
 
 

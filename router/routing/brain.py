@@ -380,6 +380,8 @@ class Brain:
             self._fleet.suspect(rank, "refused a connection", now=now, for_s=UNREACHABLE_S)
         elif error in REFUSES_US:
             self._fleet.suspect(rank, "refuses the gateway's key", now=now)
+        elif error == "engine_died":
+            self._fleet.open(rank, "says that its core is dead", now=now)
         elif error not in NO_FAULT:
             rank.failures += 1
             if rank.failures >= FAILURES_TO_SUSPECT:

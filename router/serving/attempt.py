@@ -22,7 +22,7 @@ from router.serving.encoding import GZIP_MAGIC, CorruptAnswer, Decoder, response
 from router.serving.engines import Exchange
 from router.serving.openai_errors import engine_answer_error, in_band_error
 from router.serving.reply import JSON, Reply, content_lines
-from router.serving.sse import SseRelay
+from router.serving.sse import EventRelay
 from router.serving.usage import find_usage, usage_of_answer
 
 _WHOLE_BYTES = 8 << 20  # an answer larger than this is not gathered
@@ -104,7 +104,7 @@ class Attempt:
         self._content = JSON
         self._retry_after: bytes | None = None
         self._decoder: Decoder | None = None
-        self._relay: SseRelay | None = None  # if the answer is an event stream
+        self._relay: EventRelay | None = None  # if the answer is an event stream
         self._gathered: list[bytes] = []
         self._size = 0
         self._usage: Usage | None = None
@@ -198,7 +198,7 @@ class Attempt:
     def _take_content_type(self, value: bytes) -> None:
         self._content = content_lines(value)
         if self._status == 200 and value.startswith(b"text/event-stream"):
-            self._relay = SseRelay(hide_usage=not self._call.wants_usage, choices=self._call.choices)
+            self._relay = self._call.api.relay(wants_usage=self._call.wants_usage, choices=self._call.choices)
 
     def _decode(self, coding: bytes) -> None:
         try:
@@ -222,7 +222,7 @@ class Attempt:
 
     # -- an event stream
 
-    def _relay_events(self, relay: SseRelay, data: bytes) -> None:
+    def _relay_events(self, relay: EventRelay, data: bytes) -> None:
         passed = relay.feed(data)
         if self.first_token_at is None and relay.first_token:
             self.first_token_at = time.monotonic()
@@ -239,7 +239,7 @@ class Attempt:
             self._start()
         reply.write(events)
 
-    def _ended_by_engine(self, relay: SseRelay) -> None:
+    def _ended_by_engine(self, relay: EventRelay) -> None:
         if self._answer is not None:
             return
         if relay.error is not None:
@@ -248,7 +248,7 @@ class Attempt:
             self.watch.drain()
             self._end(StreamEnd(relay.tail))
 
-    def _end_of_stream(self, relay: SseRelay, error: EngineError) -> None:
+    def _end_of_stream(self, relay: EventRelay, error: EngineError) -> None:
         """The engine's connection has no more; `error` unless the answer was whole before."""
         if relay.complete:
             self._end(StreamEnd(relay.tail))
@@ -268,7 +268,7 @@ class Attempt:
             self._gathered = [b"".join((*self._gathered, data))[-_USAGE_TAIL_BYTES:]]
         elif self._status == 200 or self._size <= _ERROR_BYTES:
             self._gathered.append(data)
-            if self._size > _WHOLE_BYTES:
+            if self._size > _WHOLE_BYTES or (self._status == 200 and not self._call.api.gathers):
                 self._stop_gathering()
 
     def _stop_gathering(self) -> None:

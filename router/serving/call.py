@@ -1,4 +1,4 @@
-"""What a client asks for: a completion request, read as far as the gateway needs it and no further.
+"""What a client asks for: a request for an engine, read as far as the gateway needs it and no further.
 
 Only what is needed is checked: a JSON object, a model that exists. Everything else is the engine's call.
 """
@@ -16,6 +16,7 @@ import orjson
 from router.core import Ask, Prompt
 from router.errors import BadRequest, BodyTooLarge
 from router.http.messages import Header, Headers
+from router.serving.apis import APIS
 from router.serving.deadlines import TimeLimits
 from router.serving.encoding import decode_body
 from router.serving.models import Models, Named
@@ -37,7 +38,12 @@ _FIRST_TOKEN_HEADER = b"x-warmroute-first-token-timeout"
 """Seconds. They lower the model's limits, and never raise them."""
 
 _RARE_HEADERS = frozenset((*_SESSION_HEADERS, *_TOTAL_HEADERS, _FIRST_TOKEN_HEADER))
-_RARE_FIELDS = frozenset(("stream_options", "n", "prompt", "cache_salt", "extra_key", "prompt_cache_key", "metadata"))
+_RARE_FIELDS = frozenset(
+    (
+        *("stream_options", "n", "prompt", "cache_salt", "extra_key", "prompt_cache_key", "metadata"),
+        *("sampling_params", "previous_response_id", "conversation", "background"),
+    )
+)
 """Most requests have none: one look spares a look for each."""
 
 
@@ -57,8 +63,19 @@ class Call:
     """
 
     __slots__ = (
-        "body", "choices", "fields", "limits", "named", "path", "salt", "session", "stream", "trace", "wants_usage",
-    )  # fmt: skip
+        "api",
+        "body",
+        "choices",
+        "fields",
+        "limits",
+        "named",
+        "path",
+        "salt",
+        "session",
+        "stream",
+        "trace",
+        "wants_usage",
+    )
 
     def __init__(
         self,
@@ -69,8 +86,9 @@ class Call:
         models: Models,
         forwarded: frozenset[bytes] = TRACE_HEADERS,
     ) -> None:
-        """`headers`: the first value of each. Raises BadRequest and UnknownModel."""
+        """`path`: as engines know it. `headers`: the first value of each. Raises BadRequest and UnknownModel."""
         self.path = path
+        self.api = APIS[path]
         self.body = body
         self.fields = fields = parse_body(body)
         self.named: Named = models.resolve(fields.get("model"))
@@ -82,17 +100,18 @@ class Call:
         self.session: str | None = None
         self.trace: Sequence[Header] = ()
         if not _RARE_FIELDS.isdisjoint(fields):
-            self._read_rare_fields(path, fields)
+            self._read_rare_fields(fields)
         if not _RARE_HEADERS.isdisjoint(headers):
             self._read_rare_headers(headers)
         if not forwarded.isdisjoint(headers):
             self.trace = _passed_on(headers, forwarded)
 
-    def _read_rare_fields(self, path: str, fields: Mapping[str, Any]) -> None:
+    def _read_rare_fields(self, fields: Mapping[str, Any]) -> None:
+        self.api.check(fields)
         self.wants_usage = _wants_usage(fields.get("stream_options"))
-        self.choices = _choices(path, fields)
+        self.choices = self.api.choices(fields)
         self.salt = _salt(fields.get("cache_salt"), fields.get("extra_key"))
-        self.session = _session(fields)
+        self.session = self.api.session(fields)
 
     def _read_rare_headers(self, headers: Headers) -> None:
         for name in _SESSION_HEADERS:
@@ -108,9 +127,7 @@ class Call:
         return call
 
     def ask(self, request_id: str, prompt: Prompt, *, exclude: tuple[str, ...] = ()) -> Ask:
-        fields = self.fields
         model, lora = self.named
-        limit = fields["max_completion_tokens"] if "max_completion_tokens" in fields else fields.get("max_tokens")
         return Ask(  # by position: keywords cost a struct several times as much
             request_id,
             model.name,
@@ -123,7 +140,7 @@ class Call:
             0,  # priority
             self.stream,
             self.choices,
-            limit if type(limit) is int and limit >= 0 else None,  # max_output_tokens
+            self.api.output_limit(self.fields),  # max_output_tokens
             exclude,
             None,  # policy
             len(self.body),
@@ -134,7 +151,7 @@ class Call:
         owned = dict(rank_fields)
         if self.fields.get("model") != served:
             owned["model"] = orjson.dumps(served)
-        if self.stream and not self.wants_usage:
+        if self.stream and not self.wants_usage and self.api.asks_for_usage:
             owned["stream_options"] = self._stream_options()
         return splice(self.body, owned, present=self.fields) if owned else self.body
 
@@ -224,16 +241,6 @@ def _wants_usage(options: object) -> bool:
     return not isinstance(options, dict) or options.get("include_usage") not in (None, False)
 
 
-def _choices(path: str, fields: Mapping[str, Any]) -> int:
-    """How many choices the answer has: n, times the prompts of a batch."""
-    n = fields.get("n")
-    choices = n if type(n) is int and n > 0 else 1
-    prompt = fields.get("prompt") if path == COMPLETIONS else None
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        choices *= len(prompt)
-    return choices
-
-
 def _salt(salt: object, extra: object) -> str | None:
     """What keeps this prompt's blocks apart from the same text of others.
 
@@ -243,10 +250,3 @@ def _salt(salt: object, extra: object) -> str | None:
     if extra:
         return f"{salt or ''}\0extra_key\0{extra}"
     return salt if isinstance(salt, str) and salt else None
-
-
-def _session(fields: Mapping[str, Any]) -> str | None:
-    key = fields.get("prompt_cache_key")
-    if key is None and isinstance(metadata := fields.get("metadata"), dict):
-        key = metadata.get("session_id")
-    return key if isinstance(key, str) and key else None

@@ -1,7 +1,6 @@
 """HTTP in, HTTP out: the routes of the inference API, and what goes with every answer.
 
-POST /v1/chat/completions   POST /v1/completions   GET /v1/models   GET /v1/models/{id}   (all without /v1, too)
-GET  /healthz               GET  /readyz
+POST  what goes to an engine: `apis/__init__.py`     GET  /v1/models   /v1/models/{id}   /healthz   /readyz
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ from router.errors import (
     WarmrouteError,
 )
 from router.http.messages import Header, Headers, Refusal, Request, header_lines
-from router.serving.call import CHAT, COMPLETIONS
+from router.serving.apis import APIS, OPENAI, ROUTES, Api
+from router.serving.apis.responses import NOT_STORED
 from router.serving.gateway import Gateway
 from router.serving.models import Models
 from router.serving.reply import Reply, Responder
@@ -67,11 +67,10 @@ class Edge:
             "/healthz": ("GET", self._healthz),
             "/readyz": ("GET", self._readyz),
         }
+        for path, upstream in ROUTES.items():
+            self._routes[path] = ("POST", partial(self._complete, upstream, APIS[upstream]))
         for prefix in ("/v1", ""):
-            self._routes[prefix + "/chat/completions"] = ("POST", partial(self._complete, CHAT))
-            self._routes[prefix + "/completions"] = ("POST", partial(self._complete, COMPLETIONS))
             self._routes[prefix + "/models"] = ("GET", self._list_models)
-        self._completions = frozenset(path for path, (method, _) in self._routes.items() if method == "POST")
 
     @property
     def running(self) -> int:
@@ -102,18 +101,22 @@ class Edge:
             else:
                 raise MethodNotAllowed(f"Use {known} for this route.")
         except WarmrouteError as error:
+            reply.api = APIS.get(ROUTES.get(request.path, ""), OPENAI)
             reply.fail(error)
 
     def refuse(self, request: Request, responder: Responder, refusal: Refusal) -> None:
         """Answer a request of which the HTTP server has read the head, and not the whole body."""
         reply = self._reply(request.named, responder)
+        reply.api = APIS.get(ROUTES.get(request.path, ""), OPENAI)
         error = _REFUSALS.get(refusal.status, BadRequest)(refusal.message)
-        if request.path in self._completions:
+        if request.path in ROUTES:
             self._gateway.refuse(request, reply, error)
         else:
             reply.fail(error)
 
     def _route_of_card(self, path: str) -> tuple[str, Callable[[Request, Reply], None]]:
+        if path.removeprefix("/v1").startswith("/responses/"):
+            raise UnknownRoute(NOT_STORED)
         full = path if path.startswith("/v1/") else "/v1" + path
         if not full.startswith(_MODELS):
             raise UnknownRoute("There is no such route.")
@@ -139,7 +142,10 @@ class Edge:
 
     # -- routes
 
-    def _complete(self, path: str, request: Request, reply: Reply) -> None:
+    def _complete(self, path: str, api: Api, request: Request, reply: Reply) -> None:
+        reply.api = api
+        if api.id_header:
+            reply.lines += b"\r\n%b: %b" % (api.id_header, reply.request_id.encode())
         self._run(self._gateway.complete(request, reply, path), reply)
 
     def _list_models(self, request: Request, reply: Reply) -> None:

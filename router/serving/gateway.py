@@ -140,7 +140,10 @@ class Gateway:
         self._dice = dice or random.Random()
 
     async def complete(self, request: Request, reply: Reply, path: str) -> None:
-        """Answer a completion request, as a `Run`. Cancelling that is how a client's leaving is made known."""
+        """Answer a request, as a `Run`. Cancelling that is how a client's leaving is made known.
+
+        `path`: as engines know it.
+        """
         passage = Passage(None if self._access is None else self._access(request))
         try:
             call = read_call(request, path, models=self._models, body_limit=self._body_limit, forwarded=self._forwarded)
@@ -186,6 +189,8 @@ class Gateway:
         return call.asked_of(self._models.resolve(choose(model.split, model.name, call.session, call.fields)))
 
     def _read_prompt(self, call: Call) -> Prompt | Awaitable[Prompt]:
+        if not call.api.reads_prompt:
+            return call.api.unread_prompt(call.fields, len(call.body))
         prompts, lora = call.named.model.prompts, call.named.lora
         prepare = getattr(prompts, "prepare_now", prompts.prepare)
         try:
@@ -259,7 +264,7 @@ class Gateway:
             fault = await self._fault(call, booking, error) if booking is not None and not reply.started else None
             if fault is None or booking is None:
                 raise error
-            if fault is Fault.DIED and self._quarantine.note(call.body):
+            if fault is Fault.DIED and self._quarantine.note(call.body, booking.instance):
                 raise _deadly()
             if not tries.again(fault, booking.instance, age_s=passage.age_s):
                 raise error
@@ -313,7 +318,7 @@ class Gateway:
         if not reply.started:
             reply.fail(error)
         elif attempt is not None and attempt.in_events:
-            reply.break_off(error, inside=attempt.inside)
+            reply.break_off(error, inside=attempt.inside, events=attempt.events)
         else:
             reply.break_off(None)
 
@@ -337,7 +342,7 @@ class Gateway:
         answered = final and isinstance(error, ClientError) and not reply.started
         return passage.outcome(
             reply,
-            status=reply.status if reply.started else error.status,
+            status=reply.status if reply.started else reply.api.status(error),
             finish="complete" if answered else "upstream_failed",
             error=class_of(error),
             retry_after_s=error.retry_after_s,

@@ -23,6 +23,8 @@ _DEAD = "EngineCore encountered an issue"  # vLLM 0.32, of every request, until 
 _MESSAGE_CHARS = 4096
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 _NOT_THERE = "The engine does not serve this model or route."
+_NO_ROUTE = "The engine of this model does not serve this route."
+_ROUTE_MISSES = ("Not Found", "Method Not Allowed")  # FastAPI's words for a path or method it does not have
 _OWN_WORDS = {
     401: "The engine refused the gateway.",
     403: "The engine refused the gateway.",
@@ -56,7 +58,7 @@ class EngineFailure(EngineError):
 def class_of(error: WarmrouteError) -> str:
     """What an error counts as: one of a short list, whatever an engine wrote into its own."""
     if isinstance(error, EngineFailure):
-        return f"engine_{error.engine_status}"
+        return "engine_died" if error.died else f"engine_{error.engine_status}"
     if isinstance(error, EngineRefusal):
         return f"engine_{error.status}"
     return error.code or error.type
@@ -76,6 +78,8 @@ def render_event(error: WarmrouteError) -> bytes:
 def engine_answer_error(status: int, body: bytes, retry_after: bytes | None = None) -> WarmrouteError:
     """What an engine's answer with another status than 200 means for the client."""
     answer = parse_object(body)
+    if status in (405, 501) or (status == 404 and answer is not None and answer.get("detail") in _ROUTE_MISSES):
+        return EngineRefusal(404, _NO_ROUTE, type="invalid_request_error", param=None, code="unknown_url")
     if 400 <= status < 500:
         return _engine_error(status, _error_object(answer) if answer is not None else {}, retry_after)
     if status >= 500:

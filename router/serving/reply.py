@@ -10,7 +10,7 @@ import orjson
 
 from router.errors import WarmrouteError
 from router.http.messages import Header, header_lines
-from router.serving.openai_errors import render, render_event
+from router.serving.apis import OPENAI, Api
 
 _NO_STORE: Header = (b"cache-control", b"no-store")  # an answer may hold what only this client may see
 _JSON = b"application/json"
@@ -50,9 +50,10 @@ class Reply:
     request_id   what the client may know this request by
     upstream_id  what engines know it by: ours from its first byte, so that no client can take another's
     status       what the client was told, 0 for nothing yet
+    api          whose shape errors have
     """
 
-    __slots__ = ("lines", "receipt", "request_id", "responder", "status", "upstream_id", "write")
+    __slots__ = ("api", "lines", "receipt", "request_id", "responder", "status", "upstream_id", "write")
 
     def __init__(self, responder: Responder, lines: bytes, *, request_id: str, upstream_id: bytes) -> None:
         self.responder = responder
@@ -61,6 +62,7 @@ class Reply:
         self.upstream_id = upstream_id
         self.receipt = b""
         self.status = 0
+        self.api: Api = OPENAI
         self.write = responder.write
 
     @property
@@ -93,13 +95,13 @@ class Reply:
         """Say `error` instead of an answer."""
         if error.retry_after_s is not None:
             self.lines += b"\r\nretry-after: %d" % ceil(error.retry_after_s)
-        self.whole(error.status, JSON, render(error))
+        self.whole(self.api.status(error), JSON, self.api.render(error, self.request_id))
 
-    def break_off(self, error: WarmrouteError | None, *, inside: bool = False) -> None:
+    def break_off(self, error: WarmrouteError | None, *, inside: bool = False, events: int = 0) -> None:
         """End an answer that has begun so that it cannot be taken for a whole one.
 
-        In an event stream `error` is said in-band, after the end of the event that the client may be `inside` of.
+        In a stream, `error` is said in-band after so many `events`, and the end of the one the client is `inside` of.
         """
         if error is not None:
-            self.write((b"\n\n" if inside else b"") + render_event(error))
+            self.write((b"\n\n" if inside else b"") + self.api.render_event(error, self.request_id, events))
         self.responder.abort()

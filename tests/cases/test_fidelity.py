@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from tests.cases.engine import Engine, Exchange, Script, answer_ok, event
+from tests.cases.engine import MODEL, Engine, Exchange, Script, answer_ok, event
 from tests.cases.events import stored
 from tests.cases.stand import Stand, case_input, client_bodies, request_head, written
 
@@ -134,13 +134,31 @@ class TestPromptsThatAreNotOneText:
         await stand.publish({"seq": 0, "events": [stored("x", [1, 2], block_size=2)]})
         assert await stand.overlap(call["json"]["prompt"]) == {"A": 2}
 
-    @pytest.mark.xfail(strict=True, reason="the gateway has no /v1/embeddings route")
     async def test_embeddings_of_ids_pass(self, stand: Stand) -> None:
         call = case_input("22")["client"][5]
         await stand.start(Engine())
         sent = written(call["json"])
         await stand.ask(sent, path=call["path"])
         assert [exchange.body for exchange in stand.engines["A"].seen] == [sent]
+
+
+# https://github.com/BerriAI/litellm/issues/42426, https://github.com/BerriAI/litellm/issues/13088
+async def test_embeddings_pass_both_ways_as_they_are_and_are_placed_by_load(stand: Stand) -> None:
+    case = case_input("30")
+    told = written(case["upstream"][0]["json"])
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.answer(told)
+
+    await stand.start(Engine(script=script))
+    for call in case["client"]:
+        sent = written(call["json"] | {"model": MODEL})
+        answer = await stand.ask(sent, path=call["path"])
+        assert answer.content == told
+        assert stand.engines["A"].seen[-1].body == sent
+        receipt = await stand.receipt(answer)
+        assert receipt["decision"]["reason"] == "no key: this route's prompt is not read"
+        assert (receipt["input_tokens"], receipt["usage"]["output_tokens"]) == (1, 0)
 
 
 # https://github.com/BerriAI/litellm/pull/24196, https://github.com/anthropics/claude-code/issues/72995

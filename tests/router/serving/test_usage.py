@@ -24,6 +24,16 @@ FULL = {"prompt_tokens": 10, "completion_tokens": 2, "prompt_tokens_details": {"
         ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 11}}, Usage(10, 0, 10)),
         ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": "8"}}, Usage(10, 0, None)),
         ({"prompt_tokens": -1, "completion_tokens": True}, None),
+        # OpenAI's Responses: cached ones are among the input
+        ({"input_tokens": 51, "output_tokens": 3, "input_tokens_details": {"cached_tokens": 32}}, Usage(51, 3, 32)),
+        ({"input_tokens": 51, "output_tokens": 3, "input_tokens_details": None}, Usage(51, 3, None)),
+        # Anthropic's Messages: they are not
+        (
+            {"input_tokens": 19, "output_tokens": 3, "cache_creation_input_tokens": 5, "cache_read_input_tokens": 32},
+            Usage(56, 3, 32),
+        ),
+        ({"input_tokens": 40, "cache_read_input_tokens": 0}, Usage(40, 0, 0)),
+        ({"input_tokens": "40", "output_tokens": 3}, None),
         ({}, None),
         (None, None),
         ([1], None),
