@@ -245,6 +245,10 @@ class Model(Section):
     """Time limits of this model; what is not given is as in timeouts."""
     failover: Failover | None = None
     """What is done about failures of this model's engines; by default as in failover."""
+    keep_alive_comments_s: Seconds | None = None
+    """A stream in which nothing has come for so long gets a comment, and again after each such time until its answer
+    begins, for load balancers that cut idle connections (15 suits most). What fails after the first comment is said in
+    the stream, not by a status. None by default: some clients that read streams by hand stumble over comments."""
     tokenize: Literal["auto", "always"] = "auto"
     """auto: text never seen before, which no engine can hold, is counted by estimate and tokenized off the path; short
     text at once while the gateway has little to do. always: every prompt is tokenized before it is placed, which costs
