@@ -193,10 +193,12 @@ class _Walk:
                 return None
             case "bool":
                 return text.lower() == "true"
-            case "int":
-                return int(text)
-            case "float":
-                return float(text)
+            case "int" | "float" as kind:
+                try:
+                    return int(text) if kind == "int" else float(text)
+                except ValueError:  # somebody wrote the tag
+                    self._source.blame(where, "is not a number")
+                    return None
             case "str":
                 return self._resolve(text, where)
         self._source.blame(where, f"the tag {node.tag} is not known here (leave it out)")

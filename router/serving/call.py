@@ -110,7 +110,10 @@ class Call:
         self.api.check(fields)
         self.wants_usage = _wants_usage(fields.get("stream_options"))
         self.choices = self.api.choices(fields)
-        self.salt = _salt(fields.get("cache_salt"), fields.get("extra_key"))
+        self.salt = _salt(
+            fields.get("cache_salt"),
+            value_of(self.body, "extra_key", present=fields) if fields.get("extra_key") else None,
+        )
         self.session = self.api.session(fields)
 
     def _read_rare_headers(self, headers: Headers) -> None:
@@ -241,12 +244,11 @@ def _wants_usage(options: object) -> bool:
     return not isinstance(options, dict) or options.get("include_usage") not in (None, False)
 
 
-def _salt(salt: object, extra: object) -> str | None:
+def _salt(salt: object, extra: bytes | None) -> str | None:
     """What keeps this prompt's blocks apart from the same text of others.
 
     SGLang's `extra_key` separates its cache too, but its events don't show it: such a prompt gets a root that no event
-    has, so that public blocks earn it no credit.
+    has, so that public blocks earn it no credit. `extra`: as the client wrote it, since it may be any JSON value.
     """
-    if extra:
-        return f"{salt or ''}\0extra_key\0{extra}"
-    return salt if isinstance(salt, str) and salt else None
+    own = salt if isinstance(salt, str) else ""
+    return f"{own}\0extra_key\0{extra.decode()}" if extra is not None else own or None

@@ -6,6 +6,7 @@ and never carries a trace: what an engine says of a client's mistake is passed o
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -67,7 +68,10 @@ def class_of(error: WarmrouteError) -> str:
 def render(error: WarmrouteError) -> bytes:
     """The body of an error answer."""
     fields = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
-    return orjson.dumps({"error": fields})
+    try:
+        return orjson.dumps({"error": fields})
+    except TypeError:  # an engine's words may hold half a surrogate pair, its code may exceed 64 bits
+        return json.dumps({"error": fields}).encode()
 
 
 def render_event(error: WarmrouteError) -> bytes:
@@ -103,18 +107,18 @@ def _engine_error(status: int, error: dict[str, Any], retry_after: bytes | None)
 def _failure(status: int, error: dict[str, Any], retry_after: bytes | None) -> WarmrouteError:
     if status == 500 and _is_too_long(error):
         return _refusal(400, error)
-    died = status == 500 and _DEAD in str(error.get("message"))
+    died = status == 500 and _DEAD in _text(error.get("message"))
     return EngineFailure(status, retry_after_s=_seconds(retry_after), died=died)
 
 
 def _refusal(status: int, error: dict[str, Any]) -> EngineRefusal:
-    message, param, code = error.get("message"), error.get("param"), error.get("code", status)
+    message, param, code = _text(error.get("message")), error.get("param"), error.get("code", status)
     if not isinstance(code, (str, int, type(None))):
         code = status
     return EngineRefusal(
         status,
-        _clean(message) if isinstance(message, str) and message else "The engine refused the request.",
-        type=str(error.get("type") or "invalid_request_error"),
+        _clean(message) or "The engine refused the request.",
+        type=_text(error.get("type")) or "invalid_request_error",
         param=param if isinstance(param, str) else None,
         code=CONTEXT_LENGTH_EXCEEDED if _is_too_long(error) else code,
     )
@@ -131,18 +135,26 @@ def _error_object(answer: dict[str, Any]) -> dict[str, Any]:
         return error
     if isinstance(error, str):
         return {"message": error}
-    if "detail" in answer:
-        return {"message": _detail(answer["detail"])}
-    return answer
+    detail = answer.get("detail")
+    if isinstance(detail, dict):
+        return detail
+    return answer if detail is None else {"message": _detail(detail)}
 
 
 def _detail(detail: object) -> str:
-    """FastAPI: a text, or a list of {"loc": ["body", …], "msg": …}."""
+    """FastAPI: a text, or a list of {"loc": ["body", …], "msg": …}; what has another shape says nothing."""
     if not isinstance(detail, list):
-        return str(detail)
-    return "; ".join(
-        f"{'.'.join(map(str, item.get('loc', ())))}: {item.get('msg', '')}" for item in detail if isinstance(item, dict)
-    )
+        return _text(detail)
+    items = [(item.get("loc"), _text(item.get("msg"))) for item in detail if isinstance(item, dict)]
+    return "; ".join(f"{_place(loc)}: {message}" if loc else message for loc, message in items)
+
+
+def _place(loc: object) -> str:
+    return ".".join(str(part) for part in loc if isinstance(part, (str, int))) if isinstance(loc, list) else _text(loc)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _status_of(error: dict[str, Any]) -> int:

@@ -37,7 +37,7 @@ HELD_BYTES = 64 * 1024
 _ENDS = (b"\n\n", b"\r\n\r\n")
 _LINE_PAIRS = (b"\n\n", b"\n\r\n", b"\r\r")
 _BOUNDARY = re.compile(rb"\n\n|\n\r\n|\r\r")
-_EVENTS = re.compile(rb"(?s:.+?)(?:\n\n|\n\r\n|\r\r|\Z)")
+_EVENTS = re.compile(rb"(?s:.*?)(?:\n\n|\n\r\n|\r\r)|(?s:.+)\Z")
 _FINISHED = re.compile(rb'"finish_reason"\s*+:\s*+"')
 TORN = {"message": "an event is no JSON", "code": 502}
 _HAS_CHOICES = re.compile(rb'"choices"\s*+:\s*+\[\s*+\{')
@@ -91,15 +91,17 @@ class EventRelay:
         return passed + self._begin_oversized() if len(self._held) > self.held_bytes else passed
 
     def end(self) -> bytes:
-        """The engine's body is over. What is still held is passed on if it is an event or a comment: not a torn one."""
+        """The engine's body is over. What is still held is passed on only if it reads as an event: not a torn one.
+
+        It gets the blank line it lacks: without one a client would drop it, or read it as one with what comes next.
+        """
         held, self._held = bytes(self._held), bytearray()
-        if not held or self.done or self.error is not None:
+        if self.done or self.error is not None:
             return b""
         payload = _payload(held)
-        is_whole = payload.strip() == b"[DONE]" or parse_object(payload) is not None
-        if not (is_whole if payload else held.startswith(b":")):
+        if payload.strip() != b"[DONE]" and parse_object(payload) is None:
             return b""
-        return self._event(held)
+        return _closed(self._event(held))
 
     def _is_plain(self, data: bytes) -> bool:
         """Whether whole events hold nothing that must be looked at; if so, they have been counted."""
@@ -229,6 +231,12 @@ class SseRelay(EventRelay):
         return _without_usage(event, payload) if choices or chunk["usage"] is None else b""
 
 
+def _closed(event: bytes) -> bytes:
+    if not event or event.endswith(_LINE_PAIRS):
+        return event
+    return event + (b"\n" if event.endswith(b"\n") else b"\n\n")
+
+
 def _split(data: bytes) -> list[bytes]:
     """Every byte is in one of the events; a stray line end after the last boundary is one, too."""
     if b"\r" in data:
@@ -263,7 +271,7 @@ def in_band_error_of(chunk: dict[str, Any]) -> dict[str, Any] | None:
     error = chunk.get("error")
     if not error or chunk.get("choices"):
         return None
-    return error if isinstance(error, dict) else {"message": str(error)}
+    return error if isinstance(error, dict) else {"message": error if isinstance(error, str) else ""}
 
 
 def _without_usage(event: bytes, payload: bytes) -> bytes:

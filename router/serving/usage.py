@@ -78,7 +78,7 @@ def usage_of_answer(body: bytes) -> Usage | None:
         return find_usage(body)
     try:
         counts = _read_answer(body).usage  # nothing else of the answer is built
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return _usage_of_odd_answer(body)
     if counts is None:
         return None
@@ -89,7 +89,7 @@ def usage_of_answer(body: bytes) -> Usage | None:
 
 
 def _usage_of_odd_answer(body: bytes) -> Usage | None:
-    """Of another API; or a count may be no number, a string half a surrogate pair: what can be read still counts."""
+    """Of another API; or a count may be no number, a string half a character, a list very deep: what is read counts."""
     answer = parse_object(body)
     return read_usage(answer.get("usage")) if answer is not None else None
 
