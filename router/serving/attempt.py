@@ -27,6 +27,7 @@ from router.serving.usage import find_usage, usage_of_answer
 
 _WHOLE_BYTES = 8 << 20  # an answer larger than this is not gathered
 _ERROR_BYTES = 64 * 1024  # nobody needs more of an engine's error
+_NOTHING = b":\n\n"
 _USAGE_TAIL_BYTES = 64 * 1024  # where the usage of an answer that was not gathered is looked for
 
 
@@ -227,6 +228,11 @@ class Attempt:
         """A client that reads slowly makes the engine's connection wait, so that nothing piles up here."""
         responder = self._reply.responder
         responder.on_pause, responder.on_resume = self.exchange.pause, self.exchange.resume
+        responder.on_probe = self._probe if self._relay is not None else None
+
+    def _probe(self) -> None:
+        if not self.inside:  # between two events a comment is nothing
+            self._reply.write(_NOTHING)
 
     # -- an event stream
 

@@ -33,6 +33,7 @@ class Responder(Protocol):
     stalled: bool
     on_gone: Callable[[], None] | None
     on_pause: Callable[[], None] | None
+    on_probe: Callable[[], None] | None
     on_resume: Callable[[], None] | None
 
     def send_lines(self, status: int, lines: bytes, body: bytes) -> None: ...
