@@ -266,6 +266,10 @@ class Running:
                 saving.cancel()
             await asyncio.gather(saving, return_exceptions=True)
 
+    async def _end_requests(self) -> None:
+        """What `drain` has left, or all if nobody called it."""
+        await life.drain(self._server, self._edge, accept_s=0.0, finish_s=self._drain_s, hurry=asyncio.Event())
+
     async def reload(self) -> dict[str, Any]:
         """`core.Live.reload`. The new configuration is checked as a whole before any of it is taken over."""
         if self._read_again is None:
@@ -338,7 +342,7 @@ class Running:
             behind=proxies if listen.proxy_protocol else None,
             refuser=edge.refuse,
         )
-        self._at_end(lambda: server.drain(self._drain_s))
+        self._at_end(self._end_requests)
         self.url = f"http://{_host(listen.host)}:{server.port}"
 
     async def _serve_admin(self) -> None:

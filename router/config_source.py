@@ -187,20 +187,22 @@ class _Walk:
         self._source.places[where] = Place(self._source.name, line)
 
     def _scalar(self, node: yaml.Node, where: Where) -> Any:
-        text: str = node.value
-        match node.tag.rpartition(":")[2]:
-            case "null":
-                return None
-            case "bool":
-                return text.lower() == "true"
-            case "int" | "float" as kind:
-                try:
-                    return int(text) if kind == "int" else float(text)
-                except ValueError:  # somebody wrote the tag
-                    self._source.blame(where, "is not a number")
+        text, kind = node.value, node.tag.rpartition(":")[2]
+        try:
+            match kind:
+                case "null":
                     return None
-            case "str":
-                return self._resolve(text, where)
+                case "bool":
+                    return text.lower() == "true"
+                case "int":
+                    return int(text)
+                case "float":
+                    return float(text)
+                case "str":
+                    return self._resolve(text, where)
+        except ValueError:  # the file says so itself: !!int x
+            self._source.blame(where, f"is no {kind}, as its tag !!{kind} says (leave that out)")
+            return None
         self._source.blame(where, f"the tag {node.tag} is not known here (leave it out)")
         return None
 

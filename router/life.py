@@ -96,6 +96,8 @@ class Signals:
             await self._reload()
         except WarmrouteError as error:
             log.warning("%s", error.message)
+        except Exception as error:  # of a plugin, say: the configuration before stays in force
+            log.error("not reloaded: %s", type(error).__name__, exc_info=error)
 
     def _end(self, number: signal.Signals) -> None:
         if not self.stop.is_set():

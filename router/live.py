@@ -21,8 +21,6 @@ from router.serving.call import Call
 from router.serving.models import Models
 from router.telemetry import Telemetry, in_slices
 
-OPERATOR = "by the operator"
-
 
 class LiveView:
     """What operators may see and do; books nothing. `draining`: the gateway itself is about to end."""
@@ -99,16 +97,15 @@ class LiveView:
 
     async def drain(self, instance_id: str) -> dict[str, Any]:
         self._known(instance_id)
-        if not self._roster.is_leaving(instance_id):
-            self._fleet.drain(instance_id, OPERATOR, now=self._clock())
+        self._roster.drain(instance_id)
         return self._instance(instance_id)
 
     async def undrain(self, instance_id: str) -> dict[str, Any]:
-        """It takes requests again as soon as it has been looked at."""
+        """It takes requests again if its polls say so."""
         self._known(instance_id)
         if self._roster.is_leaving(instance_id):
             raise Conflict(f"The engine {instance_id!r} is no longer configured: it goes when its requests have ended.")
-        self._fleet.undrain(instance_id, now=self._clock())
+        self._roster.undrain(instance_id)
         return self._instance(instance_id)
 
     def _known(self, instance_id: str) -> Sequence[Rank]:

@@ -1,7 +1,7 @@
 """What another configuration means for a gateway that runs: what is taken over, and what has to wait for a restart.
 
-Taken over: engines, models, policy, timeouts, prompt, the limits of the waiting room, listen.drain. Everything else
-belongs to sockets and memory that are made once; it stays as it was, and every reload says so anew.
+Taken over: the sections in `TAKEN_OVER`, the waiting room's limits, and listen.drain. Everything else belongs to
+sockets and memory that are made once; it stays as it was, and every reload says so anew.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from router.config import Config, Section
 from router.config_source import Where, dotted
+
+TAKEN_OVER = ("engines", "models", "policy", "prompt", "timeouts", "failover")
 
 
 class Reload(NamedTuple):
@@ -23,12 +25,10 @@ class Reload(NamedTuple):
 
 def compare(running: Config, read: Config) -> Reload:
     """`running`: what is in force. `read`: the file as it is now."""
-    in_force = read.model_copy(
+    in_force = running.model_copy(
         update={
+            **{name: getattr(read, name) for name in TAKEN_OVER},
             "listen": running.listen.model_copy(update={"drain": read.listen.drain}),
-            "admin": running.admin,
-            "state_dir": running.state_dir,
-            "index": running.index,
             "waiting_room": read.waiting_room.model_copy(update={"enabled": running.waiting_room.enabled}),
         }
     )

@@ -4,7 +4,7 @@
 
 An engine that does not answer yet is tried again for as long as it is configured; until its kind and model are known it
 is shown as pending and gets nothing. One that is no longer configured, or whose address has gone, gets nothing new, and
-is forgotten when its last request has ended.
+is forgotten some time after its last request has ended.
 """
 
 from __future__ import annotations
@@ -34,10 +34,14 @@ from router.serving.split import arms
 
 log = logging.getLogger("warmroute.roster")
 
+OPERATOR = "by the operator"
 RETRY_S = 2.0
 SPARE_SHARE = 0.05  # of the loop's time, for tokens that only make a prediction exact
 REFRESH_S = 1.0
 LEAVING_POLL_S = 0.2
+KEPT_S = 30.0
+"""How long at least an engine that is gone is remembered. Names lose an address for some seconds where a busy engine
+fails a probe, and files are edited twice: its cache is still there then."""
 UNREPORTED_ANSWERS = 3  # answers to warm prompts without a cached count before the operator is told
 
 REPORT_FLAGS = {"vllm": "--enable-prompt-tokens-details", "sglang": "--enable-cache-report"}
@@ -136,6 +140,7 @@ class Roster:
         self._turn = itertools.count()
         self._members: dict[str, _Member] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}  # by instance
+        self._held: set[str] = set()  # instances that the operator has drained
         self._rates: dict[str, Rates | None] = {}  # by instance, as configured
         self._stale: set[str] = set()  # models whose prompts are to be read otherwise
         self._left: set[str] = set()  # models of engines that have gone
@@ -239,12 +244,20 @@ class Roster:
     def _take(self, instance: Instance, rates: Rates | None) -> None:
         """A new engine, one with other settings, or one that was about to leave."""
         known = self._engines.instance(instance.id)
-        self._stay(instance.id)
-        if known == instance and self._rates.get(instance.id) == rates:
-            return
+        leaving = self._leaving.pop(instance.id, None)
+        if leaving is not None:
+            leaving.cancel()
+            self._fleet.undrain(instance.id, now=self._clock())
+        if known != instance or self._rates.get(instance.id) != rates:
+            self._put(instance, rates, known)
+        if instance.id in self._held:
+            self._fleet.drain(instance.id, OPERATOR, now=self._clock())
+
+    def _put(self, instance: Instance, rates: Rates | None, known: Instance | None) -> None:
         if known is not None and _body(known) != _body(instance):
             self._feed.remove(instance.id)  # what was believed of it does not hold for what it is now
         self._checked.pop(instance.id, None)
+        self._found.pop(instance.id, None)
         self._rates[instance.id] = rates
         self._engines.add(instance, self._adapters[instance.engine])
         self._feed.add(instance, rates=rates)
@@ -267,6 +280,17 @@ class Roster:
         """It is no longer configured, and will be gone when its requests are."""
         return instance_id in self._leaving
 
+    def drain(self, instance_id: str) -> None:
+        """By the operator: until `undrain`, or until it is gone."""
+        self._held.add(instance_id)
+        if not self.is_leaving(instance_id):
+            self._fleet.drain(instance_id, OPERATOR, now=self._clock())
+
+    def undrain(self, instance_id: str) -> None:
+        """For one that is not leaving."""
+        self._held.discard(instance_id)
+        self._fleet.undrain(instance_id, now=self._clock())
+
     def _leave(self, instance_id: str, reason: str) -> None:
         """No new requests; what it holds stays known until those that run have ended: it may come back before."""
         if instance_id not in self._leaving:
@@ -274,9 +298,11 @@ class Roster:
         self._fleet.drain(instance_id, reason, now=self._clock())
 
     async def _go(self, instance_id: str) -> None:
+        await asyncio.sleep(KEPT_S)
         while any(rank.booked.requests for rank in self._fleet.ranks(instance_id)):  # noqa: ASYNC110 (seldom, and cheap)
             await asyncio.sleep(LEAVING_POLL_S)
         del self._leaving[instance_id]
+        self._held.discard(instance_id)
         known = self._engines.instance(instance_id)
         self._feed.remove(instance_id)
         self._engines.remove(instance_id)
@@ -284,12 +310,6 @@ class Roster:
             told.pop(instance_id, None)
         if known is not None:
             self._left.add(known.model)
-
-    def _stay(self, instance_id: str) -> None:
-        leaving = self._leaving.pop(instance_id, None)
-        if leaving is not None:
-            leaving.cancel()
-            self._fleet.undrain(instance_id, now=self._clock())
 
     # --- models and their prompts
 
@@ -315,6 +335,7 @@ class Roster:
                 self._left.discard(name)
                 if name not in served:
                     self.prompts.pop(name, None)
+                    self._stale.discard(name)
 
     @staticmethod
     def _may_serve(member: _Member, name: str) -> bool:
@@ -365,6 +386,7 @@ class Roster:
         for instance in self._fleet.instances():
             if instance.model == name:
                 self._checked.pop(instance.id, None)
+                self._found.pop(instance.id, None)
 
     def _make_prompts(self, name: str, settings: Model, tokenizer: str | None, dialect: str) -> ModelPrompts:
         reading = self._config.prompt

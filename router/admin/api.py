@@ -103,7 +103,7 @@ def _operation(app: FastAPI, live: Live) -> None:
 
     @app.post("/admin/v1/instances/{instance_id}/undrain", tags=["instances"])
     async def undrain(instance_id: str) -> dict[str, Any]:
-        """It gets requests again, as soon as it has answered a poll. 409 if it is no longer configured."""
+        """It gets requests again, if it answers its polls. 409 if it is no longer configured."""
         return await live.undrain(instance_id)
 
     @app.post("/admin/v1/config/reload", tags=["config"], responses={400: {}, 409: {}})

@@ -89,6 +89,7 @@ class Rank:
         "reason",
         "recent",
         "restarted_at",
+        "resumes",
         "shares_source",
         "since",
         "slot",
@@ -123,6 +124,7 @@ class Rank:
         self.health = Health.UNKNOWN
         self.reason = "not heard of yet"
         self.since = now
+        self.resumes = (self.health, self.reason)  # when it drains no more: what its polls say meanwhile
         self.suspect_until = -inf
         self.suspicion = ""
         self.suspected = 0  # times in a row
@@ -280,14 +282,21 @@ class Fleet:
         changed = False
         self._sizes.clear()
         for each in self._members.get(instance_id, ()):
-            if each.health is not Health.DRAINING and rank in (None, each.rank):
-                changed = changed or each.health is not health
-                if each.health is not health:
-                    each.since = now
-                    if health is Health.READY and each.instance.model in self._proven:
-                        each.window = FIRST_WINDOW
-                        self._starting[each.id] = each
-                each.health, each.reason = health, reason
+            if rank not in (None, each.rank):
+                continue
+            drains = each.health is Health.DRAINING and health is not Health.DRAINING
+            before = each.resumes[0] if drains else each.health
+            if before is not health:
+                changed = True
+                if health is Health.READY and each.instance.model in self._proven:
+                    each.window = FIRST_WINDOW
+                    self._starting[each.id] = each
+            if drains:
+                each.resumes = (health, reason)
+                continue
+            if before is not health:
+                each.since = now
+            each.health, each.reason = health, reason
         if changed:
             self._changed()
         return changed
@@ -296,14 +305,16 @@ class Fleet:
         """No new requests. Those that run go on, and what it holds stays known: its events are still heard."""
         for rank in self._members.get(instance_id, ()):
             if rank.health is not Health.DRAINING:
+                rank.resumes = (rank.health, rank.reason)
                 rank.health, rank.since = Health.DRAINING, now
             rank.reason = reason
         self._changed()
 
     def undrain(self, instance_id: str, *, now: float) -> None:
+        """It is what its polls have said meanwhile."""
         for rank in self._members.get(instance_id, ()):
             if rank.health is Health.DRAINING:
-                rank.health, rank.reason, rank.since = Health.UNKNOWN, "not heard of since it drained", now
+                (rank.health, rank.reason), rank.since = rank.resumes, now
         self._changed()
 
     def hear(self, rank: Rank, load: Load) -> None:

@@ -63,6 +63,7 @@ class Edge:
         self._ids = map(f"{secrets.token_hex(6)}{{:08x}}".format, itertools.count(1))
         self._runs: set[Run] = set()
         self._end = self._runs.discard
+        self._ending = False
         self._routes: dict[str, tuple[str, Callable[[Request, Reply], None]]] = {
             "/healthz": ("GET", self._healthz),
             "/readyz": ("GET", self._readyz),
@@ -79,12 +80,14 @@ class Edge:
 
     async def end_all(self) -> int:
         """End what runs, as the gateway is going: before its answer has begun with 503, after that with an error event.
+        The same from now on for what was read already.
 
         Returns how many requests that were.
         """
+        self._ending = True
         runs = list(self._runs)
         for count, run in enumerate(runs, 1):
-            run.cancel(ShuttingDown("The gateway is shutting down; try again.", retry_after_s=_SHUTDOWN_RETRY_S))
+            run.cancel(_shutting_down())
             if count % _ENDED_AT_ONCE == 0:
                 await asyncio.sleep(0)
         return len(runs)
@@ -183,3 +186,9 @@ class Edge:
         self._runs.add(run)
         reply.responder.on_gone = run.cancel
         run.step()
+        if self._ending:
+            run.cancel(_shutting_down())
+
+
+def _shutting_down() -> ShuttingDown:
+    return ShuttingDown("The gateway is shutting down; try again.", retry_after_s=_SHUTDOWN_RETRY_S)

@@ -91,7 +91,7 @@ class EventRelay:
         return passed + self._begin_oversized() if len(self._held) > self.held_bytes else passed
 
     def end(self) -> bytes:
-        """The engine's body is over. What is still held is passed on only if it reads as an event: not a torn one.
+        """The engine's body is over. What is still held is passed on if it is an event or a comment: not a torn one.
 
         It gets the blank line it lacks: without one a client would drop it, or read it as one with what comes next.
         """
@@ -99,7 +99,8 @@ class EventRelay:
         if self.done or self.error is not None:
             return b""
         payload = _payload(held)
-        if payload.strip() != b"[DONE]" and parse_object(payload) is None:
+        is_whole = payload.strip() == b"[DONE]" or parse_object(payload) is not None
+        if not (is_whole if payload else held.lstrip(b"\r\n").startswith(b":")):
             return b""
         return _closed(self._event(held))
 

@@ -54,7 +54,7 @@ def running(arguments: list[str], *, core: int, log: Path, python: str = sys.exe
     try:
         yield Measured(process, log)
     finally:
-        process.terminate()
+        process.send_signal(signal.SIGINT)  # after SIGTERM a gateway would wait for its balancers
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:

@@ -232,12 +232,13 @@ class Site:
         *engines: SimEngineServer | Mapping[str, Any],
         ready: int | None = None,
         door: Door | None = None,
+        drain_s: float = 1.0,
         **sections: Any,
     ) -> AsyncIterator[Client]:
         """The same, for tests that end it themselves."""
         found = self.configured(*engines, **sections)
         async with (
-            Running(found, admin="inline", drain_s=1.0, door=door, read_again=self.read) as running,
+            Running(found, admin="inline", drain_s=drain_s, door=door, read_again=self.read) as running,
             httpx.AsyncClient(trust_env=False, timeout=30, verify=False) as http,
         ):
             client = Client(running, http)

@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from router import plugins
+from tests.cases.stand import case_input
 from tests.flows.held_engine import HeldEngine
 from tests.flows.site import CHAT, Client, Site, chat, essay, joined, name, until
 
@@ -32,20 +34,19 @@ def at(engine: HeldEngine) -> str:
 
 
 class Wire:
-    """One request over a connection of its own, and what came back."""
+    """A request over a connection of its own, and what came back."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
     @classmethod
-    async def send(cls, url: str, asked: Mapping[str, Any] | None, path: str = CHAT) -> Wire:
-        """`asked`: the body of a POST; None: a GET."""
+    async def send(cls, url: str, asked: Mapping[str, Any], *, copies: int = 1) -> Wire:
         address = urlsplit(url)
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
-        data = b"" if asked is None else json.dumps(asked).encode()
-        method = "GET" if asked is None else "POST"
-        writer.write(f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
+        data = json.dumps(asked).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode()
+        writer.write((head + data) * copies)
         return cls(reader, writer)
 
     async def begun(self) -> bytes:
@@ -135,15 +136,21 @@ async def engine() -> AsyncIterator[HeldEngine]:
 # --- the gateway ends
 
 
-async def test_sigterm_drains_and_nobody_notices(site: Site, engine: HeldEngine) -> None:
+# https://github.com/api7/aisix/pull/995, https://github.com/inference-gateway/inference-gateway/issues/133
+async def test_sigterm_drains_and_nobody_notices(site: Site) -> None:
+    call = case_input("69")["client"][0]
+    asked, count = call["json"], call["concurrent"]
+    engine: HeldEngine = await site.enter(HeldEngine(served=asked["model"]))
     drain = {"accept_s": 1.0, "finish_s": 30}
-    site.configured({"url": engine.url}, models=OWN, listen={"drain": drain, "access_log": True})
+    site.configured(
+        {"url": engine.url}, models={asked["model"]: OWN["own"]}, listen={"drain": drain, "access_log": True}
+    )
     async with Process(site.folder / "warmroute.yaml") as process, httpx.AsyncClient(trust_env=False) as http:
         await until(lambda: ready(process.url), what="it is ready")
         assert (await http.get(f"{process.url}/healthz")).headers.get("connection") is None
-        streams = [await Wire.send(process.url, body()) for _ in range(20)]
+        streams = [await Wire.send(process.url, asked) for _ in range(count)]
         await asyncio.gather(*(stream.begun() for stream in streams))
-        await engine.has(20)
+        await engine.has(count)
 
         process.tell(signal.SIGTERM)
         await process.says("draining")
@@ -153,7 +160,7 @@ async def test_sigterm_drains_and_nobody_notices(site: Site, engine: HeldEngine)
             assert (answer.status_code, answer.json()["draining"]) == (503, True)
         kept = await http.get(f"{process.url}/healthz")  # over the connection from before
         assert kept.headers["connection"] == "close"
-        late = await asyncio.gather(*(_asked_anew(process.url) for _ in range(10)))
+        late = await asyncio.gather(*(_whole(process.url, {**asked, "stream": False}) for _ in range(10)))
         assert all(answer.startswith(b"HTTP/1.1 200 ") and b"\r\nconnection: close\r\n" in answer for answer in late)
 
         await until(lambda: _refused(process.url), what="the window has closed")
@@ -161,11 +168,11 @@ async def test_sigterm_drains_and_nobody_notices(site: Site, engine: HeldEngine)
         for answer in await asyncio.gather(*(stream.rest() for stream in streams)):
             assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         assert await process.ended() == 0
-    assert process.outcomes() == {(200, "complete", ""): 30}
+    assert process.outcomes() == {(200, "complete", ""): count + 10}
 
 
-async def _asked_anew(url: str) -> bytes:
-    return await (await Wire.send(url, body(stream=False))).rest()
+async def _whole(url: str, asked: Mapping[str, Any]) -> bytes:
+    return await (await Wire.send(url, asked)).rest()
 
 
 async def _refused(url: str) -> bool:
@@ -202,6 +209,26 @@ async def test_what_outlives_the_limit_ends_with_an_error(site: Site, engine: He
         return engine.aborted == 1  # of the other one the engine would learn with its next token
 
     await until(freed, what="the engine is freed")
+
+
+async def test_what_was_pipelined_behind_it_is_told_too(site: Site, engine: HeldEngine) -> None:
+    async with site.running({"url": engine.url}, models=OWN) as client:
+        wire = await Wire.send(client.running.url, body(stream=False), copies=3)
+        await engine.has(1)
+        hurry = asyncio.Event()
+        hurry.set()
+        await client.running.drain(hurry=hurry)
+        said = await wire.rest()
+        assert said.count(b"HTTP/1.1 503 ") == said.count(b'"code":"shutting_down"') == 3
+        receipts = await client.running.live.requests(None)
+        assert [(r["finish"], r["error"]) for r in receipts] == [("upstream_failed", "shutting_down")] * 3
+
+
+async def test_whoever_ends_a_gateway_ends_its_streams_with_an_error(site: Site, engine: HeldEngine) -> None:
+    async with site.running({"url": engine.url}, models=OWN, drain_s=0.1) as client:
+        stream = await Wire.send(client.running.url, body())
+        await stream.begun()
+    assert b'"code":"shutting_down"' in await stream.rest()
 
 
 async def test_who_waits_for_an_engine_is_told_too(site: Site, engine: HeldEngine) -> None:
@@ -371,6 +398,7 @@ async def test_what_is_taken_over_at_once(site: Site) -> None:
         policy={"name": "round_robin", "shadow": ["lmetric"]},
         timeouts={"connect_s": 1, "first_byte_s": 9},
         waiting_room={"max_requests": 7},
+        failover={"share": 0.5},
         listen={"port": 1, "max_body_bytes": 1000},
     )
     answer = await reloaded(client)
@@ -382,12 +410,15 @@ async def test_what_is_taken_over_at_once(site: Site) -> None:
         "timeouts.connect_s",
         "timeouts.first_byte_s",
         "waiting_room.max_requests",
+        "failover.share",
     }
     assert answer["needs_restart"] == ["listen.port", "listen.max_body_bytes"]
     answers = [await client.ask(chat(essay("turns"), model="fast")) for _ in range(6)]
     assert Counter(answer.instance for answer in answers) == {name(engine): 3 for engine in engines}
     assert (await client.receipt(answers[0].id))["policy"] == "round_robin"
     assert client.running._brain.room.limits.requests == 7
+    assert client.running._models.resolve("fast").model.limits.first_byte_s == 9
+    assert client.running._gateway.budget.share == 0.5
 
     site.write(*engines)
     assert set((await reloaded(client))["changed"]) == set(answer["changed"])
@@ -426,10 +457,18 @@ async def test_a_model_that_nobody_serves_any_more_is_unknown(site: Site, engine
 
 async def test_without_a_file_there_is_nothing_to_reload(site: Site, engine: HeldEngine) -> None:
     client = await site.gateway({"url": engine.url}, models=OWN)
+    url = f"{client.running.admin_url}/admin/v1/config/reload"
     client.running._read_again = None
-    answer = await client.http.post(f"{client.running.admin_url}/admin/v1/config/reload")
+    answer = await client.http.post(url)
     assert answer.status_code == 409
     assert "without a configuration file" in answer.json()["error"]["message"]
+
+
+async def test_a_gateway_that_ends_takes_no_other_configuration(site: Site, engine: HeldEngine) -> None:
+    client = await site.gateway({"url": engine.url}, models=OWN)
+    client.running.live.draining = True
+    answer = await client.http.post(f"{client.running.admin_url}/admin/v1/config/reload")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "conflict")
 
 
 async def test_sighup_reloads(site: Site, engine: HeldEngine) -> None:
@@ -459,6 +498,108 @@ async def test_sighup_reloads(site: Site, engine: HeldEngine) -> None:
         assert await process.ended() == 0
 
 
+# --- engines behind a name
+
+
+class Name:
+    """A name whose addresses the test says."""
+
+    def __init__(self, *urls: str) -> None:
+        self.urls = set(urls)
+        self._changed = asyncio.Event()
+
+    def means(self, *urls: str) -> None:
+        self.urls = set(urls)
+        self._changed.set()
+
+    def __call__(self, host: str, port: int, *, scheme: str) -> Name:
+        return self
+
+    async def changes(self) -> AsyncIterator[set[str]]:
+        while True:
+            self._changed.clear()
+            yield self.urls
+            await self._changed.wait()
+
+
+@pytest.fixture
+def behind(monkeypatch: pytest.MonkeyPatch) -> Name:
+    name, load = Name(), plugins.load
+    monkeypatch.setattr(plugins, "load", lambda group, what: name if "discovery" in group else load(group, what))
+    return name
+
+
+# https://github.com/NVIDIA/nvcf/issues/1531, https://github.com/vllm-project/production-stack/issues/601
+async def test_an_engine_whose_address_has_gone_ends_what_it_has_begun(
+    site: Site, engine: HeldEngine, behind: Name
+) -> None:
+    other: HeldEngine = await site.enter(HeldEngine())
+    other.holds = False
+    behind.means(engine.url)
+    client = await site.gateway({"url": "dns+http://engines:80"}, models=OWN, ready=1)
+    streams = [await Wire.send(client.running.url, body()) for _ in range(20)]
+    await asyncio.gather(*(stream.begun() for stream in streams))
+
+    behind.means(other.url)
+
+    async def drains() -> bool:
+        return (await client.rows())[f"{at(engine)}/0"]["health"] == "draining"
+
+    await until(drains, what="the first one is draining")
+    await joined(client, 1)
+    row = (await client.rows())[f"{at(engine)}/0"]
+    assert (row["health"], row["reason"]) == ("draining", "its address is gone from the name")
+    assert {(await client.ask(body())).instance for _ in range(5)} == {at(other)}
+    engine.finish()
+    for stream in streams:
+        assert b"data: [DONE]" in await stream.whole()
+    await until(lambda: is_forgotten(client, engine), what="it is forgotten")
+    assert engine.aborted == 0
+
+
+async def test_an_address_that_flickers_loses_nothing(site: Site, engine: HeldEngine, behind: Name) -> None:
+    behind.means(engine.url)
+    client = await site.gateway({"url": "dns+http://engines:80"}, models=OWN, ready=1)
+    stream = await Wire.send(client.running.url, body())
+    await stream.begun()
+    behind.means()
+
+    async def state() -> str:
+        return str((await client.rows())[f"{at(engine)}/0"]["health"])
+
+    async def drains() -> bool:
+        return await state() == "draining"
+
+    await until(drains, what="it is draining")
+    behind.means(engine.url)
+    await joined(client, 1)
+    assert (await client.rows())[f"{at(engine)}/0"]["booked_requests"] == 1
+    engine.finish()
+    await stream.whole()
+
+
+async def test_settings_of_a_name_reach_all_engines_behind_it(site: Site, engine: HeldEngine, behind: Name) -> None:
+    other: HeldEngine = await site.enter(HeldEngine())
+    behind.means(engine.url, other.url)
+    client = await site.gateway({"url": "dns+http://engines:80"}, models=OWN, ready=2)
+    stream = await Wire.send(client.running.url, body())
+    await stream.begun()
+    site.write({"url": "dns+http://engines:80", "labels": {"zone": "b"}}, models=OWN)
+    assert (await reloaded(client))["engines"]["changed"] == ["engines:80"]
+
+    async def told() -> bool:
+        return [row["labels"] for row in (await client.rows()).values()] == [{"zone": "b"}] * 2
+
+    await until(told, what="both have the label")
+    site.write({"url": other.url}, models=OWN)
+    assert (await reloaded(client))["engines"]["removed"] == ["engines:80"]
+    for each in (engine, other):
+        each.finish()
+    assert b"data: [DONE]" in await stream.whole()
+    await until(lambda: is_forgotten(client, engine), what="the one is forgotten")
+    await joined(client, 1)
+
+
 # --- an engine is drained
 
 
@@ -479,12 +620,8 @@ async def test_a_drained_engine_gets_nothing_and_forgets_nothing(site: Site) -> 
     row = await client.row(home)
     assert (row["health"], row["index_blocks"] > 0) == ("draining", True)
 
-    await client.http.post(f"{url}/{name(home)}/undrain")
-
-    async def back() -> bool:
-        return (await client.row(home))["health"] == "ready"
-
-    await until(back, what="it is back")
+    back = (await client.http.post(f"{url}/{name(home)}/undrain")).json()
+    assert (back["state"], back["reason"]) == ("ready", "")
     assert (await client.hits(asked))[name(home)] > 0
 
 
@@ -499,6 +636,34 @@ async def test_what_runs_on_a_drained_engine_goes_on(site: Site, engine: HeldEng
     assert not ready.json()["draining"]
     engine.finish()
     assert b"data: [DONE]" in await stream.whole()
+
+
+async def test_what_the_operator_has_drained_stays_so_through_reloads(
+    site: Site, engine: HeldEngine, behind: Name
+) -> None:
+    client = await site.gateway({"url": engine.url}, models=OWN)
+
+    async def state() -> tuple[str, str]:
+        row = (await client.rows())[f"{at(engine)}/0"]
+        return row["health"], row["reason"]
+
+    async def told(zone: str) -> bool:
+        return (await client.rows())[f"{at(engine)}/0"]["labels"] == {"zone": zone}
+
+    await client.running.live.drain(at(engine))
+    site.write({"url": engine.url, "labels": {"zone": "b"}}, models=OWN)
+    await reloaded(client)
+    await until(lambda: told("b"), what="its label is known")
+    assert await state() == ("draining", "by the operator")
+
+    behind.means(engine.url)  # the same engine, found by its name now
+    site.write({"url": "dns+http://engines:80", "labels": {"zone": "c"}}, models=OWN)
+    await reloaded(client)
+    assert await state() == ("draining", "removed from the configuration")
+    await until(lambda: told("c"), what="it is back")
+    assert await state() == ("draining", "by the operator")
+    await client.running.live.undrain(at(engine))
+    assert (await state())[0] == "ready"
 
 
 async def test_an_engine_that_is_not_there_cannot_be_drained(site: Site, engine: HeldEngine) -> None:

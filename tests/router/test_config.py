@@ -116,8 +116,9 @@ def test_addresses_and_header_names_are_read_as_people_write_them(folder: Folder
         ("admin: 3\n" + ENGINES, "1: admin: must be a mapping of keys to values"),
         ("listen: &a {cors: *a}\n" + ENGINES, "1: listen.cors: contains itself through an alias"),
         ("policy: {weights: {queue: -1}}\n" + ENGINES, "1: policy.weights.queue: must be greater than or equal to 0"),
+        ("listen: {port: !!int x}\n" + ENGINES, "1: listen.port: is no int, as its tag !!int says (leave that out)"),
+        ("listen: {keep_alive_s: !!float x}\n" + ENGINES, "1: listen.keep_alive_s: is no float, as its tag"),
         ("policy: {weights: {queue: !!python/name:os.x 1}}\n" + ENGINES, "1: policy.weights.queue: the tag"),
-        ("listen: {port: !!int http}\n" + ENGINES, "1: listen.port: is not a number"),
         ("policy: {ttft_slo_s: 0}\n" + ENGINES, "1: policy.ttft_slo_s: must be greater than 0"),
         (
             "policy: {ttft_slo_per_1k_tokens_ms: 62.5}\n" + ENGINES,

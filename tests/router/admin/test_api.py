@@ -1,6 +1,8 @@
 """The admin API over a fake `Live`, in the same process and in one of its own."""
 
 import multiprocessing
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -145,6 +147,8 @@ async def test_in_a_process_of_its_own(tmp_path: Path) -> None:
     try:
         assert here.poll(20)
         port = here.recv()
+        for number in (signal.SIGINT, signal.SIGHUP):  # for the parent, and sent to the whole group
+            os.kill(process.pid or 0, number)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
             assert (await client.post("/admin/v1/parity?model=m")).json()["data"] == [{"model": "m", "state": "EXACT"}]
             assert (await client.post("/admin/v1/explain", content=b"hello")).status_code == 400

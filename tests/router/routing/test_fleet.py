@@ -79,12 +79,38 @@ def test_health_changes_are_seen_at_once_and_reported_once() -> None:
 
 def test_a_draining_engine_stays_so_whatever_its_polls_say() -> None:
     fleet = fleet_of(instance("a"))
-    fleet.set_health("a", Health.DRAINING, "by the operator", now=1.0)
+    fleet.drain("a", "by the operator", now=1.0)
     assert not fleet.set_health("a", Health.READY, "", now=2.0)
-    assert ids(fleet, ask()) == []
+    assert fleet.candidates(ask(), now=2.0) == ((), {"a/0": "draining: by the operator"})
     fleet.undrain("a", now=3.0)
-    fleet.set_health("a", Health.READY, "", now=4.0)
     assert ids(fleet, ask()) == ["a/0"]
+    assert rank(fleet, "a").since == 3.0
+
+
+def test_an_engine_that_drains_no_more_is_what_it_has_become() -> None:
+    fleet = fleet_of(instance("a"))
+    fleet.trust(rank(fleet, "a"))  # some engine of the model has served
+    fleet.drain("a", "by the operator", now=1.0)
+    assert fleet.set_health("a", Health.DOWN, "no connection", now=2.0)
+    assert not fleet.set_health("a", Health.DOWN, "no connection", now=3.0)
+    assert rank(fleet, "a").health is Health.DRAINING
+    fleet.undrain("a", now=4.0)
+    assert (rank(fleet, "a").health, rank(fleet, "a").reason) == (Health.DOWN, "no connection")
+
+    fleet.drain("a", "to restart it", now=5.0)
+    fleet.set_health("a", Health.READY, "", now=6.0)
+    fleet.undrain("a", now=7.0)
+    assert rank(fleet, "a").health is Health.READY
+    assert rank(fleet, "a").window == 1  # a new process begins slowly
+
+
+def test_an_engine_may_be_drained_twice_for_another_reason() -> None:
+    fleet = fleet_of(instance("a"))
+    fleet.drain("a", "by the operator", now=1.0)
+    fleet.drain("a", "removed from the configuration", now=2.0)
+    assert (rank(fleet, "a").reason, rank(fleet, "a").since) == ("removed from the configuration", 1.0)
+    fleet.undrain("a", now=3.0)
+    assert rank(fleet, "a").health is Health.READY
 
 
 def test_one_dead_rank_takes_only_itself_away() -> None:
