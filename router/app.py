@@ -32,7 +32,7 @@ import uvloop
 from router import __version__, life, plugins
 from router.admin import serve as admin_process
 from router.admin.serve import AdminServer
-from router.config import Config, Listen, PolicyChoice, WaitingRoom
+from router.config import Config, Listen, ListenTls, PolicyChoice, WaitingRoom
 from router.core import Instance, Outcome, Placement, Policy
 from router.errors import ConfigError, Conflict
 from router.http.client import Pool
@@ -62,6 +62,7 @@ from router.serving.models import Models
 from router.serving.proxy import Proxy
 from router.serving.tools_order import ToolsOrder
 from router.telemetry import Telemetry, log_access
+from router.tls import ServerContext, ServerTls
 from router.wire import WireServer, live_methods
 
 log = logging.getLogger("warmroute")
@@ -334,28 +335,35 @@ class Running:
 
     async def _listen(self, edge: Edge, proxies: TrustedProxies) -> None:
         listen = self._config.listen
+        tls = None
+        if listen.tls is not None:
+            certificates = await asyncio.to_thread(ServerContext, listen.tls.settings())
+            self._stack.push_async_callback(self._spawned(certificates.watch()))
+            tls = certificates.context
         self._server = server = await serve(
             edge,
             host=listen.host,
             port=listen.port,
             limits=http_limits(listen),
+            tls=tls,
             behind=proxies if listen.proxy_protocol else None,
             refuser=edge.refuse,
         )
         self._at_end(self._end_requests)
-        self.url = f"http://{_host(listen.host)}:{server.port}"
+        self.url = f"{_scheme(listen.tls)}://{_host(listen.host)}:{server.port}"
 
     async def _serve_admin(self) -> None:
         self.admin_url = None
+        admin = self._config.admin
         if self._admin == "inline":
-            server = AdminServer(self.live, host=self._config.admin.host, port=self._config.admin.port)
+            server = AdminServer(self.live, host=admin.host, port=admin.port, tls=_server_tls(admin.tls))
             port = await server.start()
             self._at_end(server.stop)
         elif self._admin == "process":
             port = await self._start_admin_process()
         else:
             return
-        self.admin_url = f"http://{_host(self._config.admin.host)}:{port}"
+        self.admin_url = f"{_scheme(admin.tls)}://{_host(admin.host)}:{port}"
 
     async def _start_admin_process(self) -> int:
         """The admin API in a process of its own, which asks this one over a socket that only we can open."""
@@ -369,7 +377,9 @@ class Running:
         here, there = context.Pipe(duplex=False)
         admin = self._config.admin
         process = context.Process(
-            target=admin_process.run, args=(str(path), admin.host, admin.port, there), daemon=True
+            target=admin_process.run,
+            args=(str(path), admin.host, admin.port, there, _server_tls(admin.tls)),
+            daemon=True,
         )
         process.start()
         there.close()
@@ -386,7 +396,8 @@ class Running:
     # --- pieces
 
     def _pool(self, instance: Instance) -> Pool:
-        return Pool(instance.url, limits=PoolLimits(connect_s=self._config.timeouts.connect_s))
+        limits = PoolLimits(connect_s=self._config.timeouts.connect_s)
+        return Pool(instance.url, limits=limits, tls=instance.tls)
 
     def _at_end(self, close: Callable[[], object]) -> None:
         async def call() -> None:
@@ -538,6 +549,14 @@ async def _run(config: Config, read_again: ReadAgain | None) -> None:
             await told.stop.wait()
             log.info("draining")
             await running.drain(accept=not told.at_once, hurry=told.hurry)
+
+
+def _server_tls(tls: ListenTls | None) -> ServerTls | None:
+    return None if tls is None else tls.settings()
+
+
+def _scheme(tls: ListenTls | None) -> str:
+    return "http" if tls is None else "https"
 
 
 def _host(host: str) -> str:

@@ -31,7 +31,7 @@ class Receiver(Protocol):
     def on_error(self, error: EngineError) -> None:
         """Three cases, of which only the first has surely left no trace at the engine.
 
-        EngineUnreachable, code engine_unreachable: no connection.
+        EngineUnreachable, code engine_unreachable, or EngineTlsError: no connection.
         EngineUnreachable, code engine_no_answer: the connection was lost before an answer.
         EngineProtocolError: the answer is malformed, or cut short.
         """
