@@ -270,6 +270,10 @@ class Model(Section):
     """Time limits of this model; what is not given is as in timeouts."""
     failover: Failover | None = None
     """What is done about failures of this model's engines; by default as in failover."""
+    keep_alive_comments_s: Seconds | None = None
+    """A stream in which nothing has come for so long gets a comment, and again after each such time until its answer
+    begins, for load balancers that cut idle connections (15 suits most). What fails after the first comment is said in
+    the stream, not by a status. None by default: some clients that read streams by hand stumble over comments."""
     tokenize: Literal["auto", "always"] = "auto"
     """auto: text never seen before, which no engine can hold, is counted by estimate and tokenized off the path; short
     text at once while the gateway has little to do. always: every prompt is tokenized before it is placed, which costs
@@ -658,6 +662,8 @@ def _contradictions(config: Config) -> Iterator[Mistake]:
     yield from _port_clashes(config)
     if config.listen.proxy_protocol and not config.listen.trusted_proxies:
         yield ("listen", "proxy_protocol"), "needs listen.trusted_proxies: from nobody else it would be believed"
+    if config.listen.proxy_protocol and config.listen.tls is not None:
+        yield ("listen", "proxy_protocol"), "comes before TLS, which is not supported with listen.tls (end TLS there)"
     drain = config.listen.drain
     if drain.accept_s > drain.finish_s:
         yield ("listen", "drain", "accept_s"), f"is longer than finish_s ({drain.finish_s:g}): no request outlives that"

@@ -374,6 +374,7 @@ class Roster:
                 failover=_failover(self._config, name),
                 fallbacks=self._config.model(name).fallbacks,
                 larger=self._config.model(name).context_window_fallbacks,
+                keep_alive_comments_s=self._config.model(name).keep_alive_comments_s,
             )
             for name, prompts in self.prompts.items()
         ]

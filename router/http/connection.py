@@ -113,9 +113,8 @@ class ServerProtocol(asyncio.Protocol):
     def eof_received(self) -> bool:
         """A client may shut its side and still wait for its answer (RFC 9112 §9.6).
 
-        Whether it has left instead shows only when something is written. Before an answer begins, probes are; after
-        that, an engine that falls silent in mid-stream works on for a client that is gone until its next piece comes.
-        Over TLS (asyncio knows no half-closed one) it has left.
+        Whether it has left instead shows only when something is written, so probes are. Over TLS (asyncio knows no
+        half-closed one) it has left.
         """
         self._deaf = True
         if self._tls:
@@ -260,12 +259,16 @@ class ServerProtocol(asyncio.Protocol):
     def _probe(self, delay: float) -> None:
         """Tell a client that shut its side and waits from one that is gone: only a write shows the difference.
 
-        An interim answer may be sent at any time before the final one, and the peer of a closed socket resets.
+        An interim answer may be sent at any time before the final one, and the peer of a closed socket resets. In an
+        answer that has started, only whoever writes it knows what means nothing.
         """
         active = self._active
-        if active is None or active.started or active.http10 or self._transport.is_closing():
+        if active is None or active.http10 or self._transport.is_closing():
             return
-        self._transport.write(CONTINUE)
+        if not active.started:
+            self._transport.write(CONTINUE)
+        elif active.on_probe is not None:
+            active.on_probe()
         if delay <= _LAST_PROBE_S:
             self._loop.call_later(delay, self._probe, delay * 2)
 

@@ -147,8 +147,8 @@ async def serve(
         listener = await loop.create_unix_server(accept, unix_path, **how)
     else:
         listener = await loop.create_server(accept, host, port, **how)
-    if unix_path is None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
-        for each in listener.sockets:  # accepted connections inherit it
+    for each in listener.sockets:
+        if each.family != socket.AF_UNIX and hasattr(socket, "TCP_NOTSENT_LOWAT"):  # accepted connections inherit it
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _KERNEL_UNSENT_BYTES)
     server = Server(listener, limits, connections, refused)
     return server

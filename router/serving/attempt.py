@@ -29,6 +29,7 @@ from router.serving.usage import find_usage, parse_object, usage_of_answer
 _WHOLE_BYTES = 8 << 20  # an answer larger than this is not gathered
 _ERROR_BYTES = 64 * 1024  # nobody needs more of an engine's error
 _TRANSLATED_BYTES = 1 << 20  # parsed and written again within some milliseconds; no chat is that long
+_NOTHING = b":\n\n"
 _USAGE_TAIL_BYTES = 64 * 1024  # where the usage of an answer that was not gathered is looked for
 
 
@@ -164,6 +165,11 @@ class Attempt:
         return self._relay is not None
 
     @property
+    def amid(self) -> bool:
+        """Something has come that the client has not got: part of an event, or of an answer that is sent whole."""
+        return self._size > 0 if self._relay is None else self._relay.amid
+
+    @property
     def inside(self) -> bool:
         """The client has part of an event."""
         return self._relay is not None and self._relay.inside
@@ -211,7 +217,7 @@ class Attempt:
             return
         rest = relay.end()
         if rest:
-            self._pass_on(rest)
+            self._pass_on(relay, rest)
         self._end_of_stream(relay, EngineProtocolError("The engine's answer ended early."))
 
     def on_error(self, error: EngineError) -> None:
@@ -245,10 +251,18 @@ class Attempt:
                 on_done()
 
     def _start(self, *content: bytes) -> None:
+        self._hold_back()
+        self._reply.start(*content)
+
+    def _hold_back(self) -> None:
         """A client that reads slowly makes the engine's connection wait, so that nothing piles up here."""
         responder = self._reply.responder
         responder.on_pause, responder.on_resume = self.exchange.pause, self.exchange.resume
-        self._reply.start(*content)
+        responder.on_probe = self._probe if self._relay is not None else None
+
+    def _probe(self) -> None:
+        if not self.inside:  # between two events a comment is nothing
+            self._reply.write(_NOTHING)
 
     # -- an event stream
 
@@ -259,13 +273,17 @@ class Attempt:
             self.watch.begun()
             self._on_first_token(self._booking_id)
         if passed:
-            self._pass_on(passed)
+            self._pass_on(relay, passed)
         if relay.done or relay.error is not None:
             self._ended_by_engine(relay)
 
-    def _pass_on(self, events: bytes) -> None:
+    def _pass_on(self, relay: EventRelay, events: bytes) -> None:
         reply = self._reply
         if not reply.started:
+            if not (relay.events or relay.inside):  # an engine's own comments begin no answer, either
+                self._hold_back()
+                reply.comment(events)
+                return
             self._start()
         reply.write(events)
 
@@ -292,6 +310,9 @@ class Attempt:
     def _gather(self, data: bytes) -> None:
         if not self._size:
             self.watch.begun()
+        if self._reply.waiting and self._status == 200:
+            self.cancel(EngineProtocolError("The engine answered with something else than a stream."))
+            return
         self._size += len(data)
         if self._reply.started:
             self._reply.write(data)

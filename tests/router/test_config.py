@@ -14,6 +14,7 @@ from router import config
 from router.core import Rates
 from router.errors import ConfigError
 from router.lab.profiles import PROFILES
+from tests.certificates import Authority, needs_openssl
 
 ENGINES = "engines: [{url: http://127.0.0.1:8000}]\n"
 TWO = "engines: [{url: 'http://a:1', model: m}, {url: 'http://b:1', model: n}]"
@@ -93,6 +94,14 @@ def test_what_fits_together_is_checked_beside_invalid_values(folder: Folder) -> 
         "1: models.b.parity: must be 'enforce', 'warn' or 'off'",
         "1: models.a.aliases[0]: 'b' is a model of its own (take another alias)",
     ]
+
+
+@needs_openssl
+def test_the_proxy_protocol_does_not_go_with_tls_of_ours(folder: Folder) -> None:
+    pair = Authority(folder.path, "ca")
+    tls = f"tls: {{cert: {pair.cert}, key: {pair.key}}}"
+    (mistake,) = folder.mistakes(f"listen: {{proxy_protocol: true, trusted_proxies: [10.0.0.0/8], {tls}}}\n" + ENGINES)
+    assert mistake.startswith("1: listen.proxy_protocol: comes before TLS, which is not supported")
 
 
 def test_addresses_and_header_names_are_read_as_people_write_them(folder: Folder) -> None:
