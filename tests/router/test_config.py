@@ -149,6 +149,9 @@ def test_what_fits_together_is_checked_beside_invalid_values(folder: Folder) -> 
         ("models: {a: {tokenizer: tiktoken:x}}\n" + ENGINES, "1: models.a.tokenizer: must be tiktoken:NAME@FILE"),
         ("models: {a: {chat_template: no.jinja}}\n" + ENGINES, "1: models.a.chat_template: there is no file"),
         ("state_dir: ${A\n" + ENGINES, "1: state_dir: has a broken reference"),
+        (ENGINES + "listen: {port: !!int many}", "2: listen.port: is no int, as its tag says"),
+        (ENGINES + "listen: {port: !!null 5}", "2: listen.port: is no null, as its tag says"),
+        ("a: " + "[" * 2000, "is nested too deeply"),
     ],
 )
 def test_one_mistake(folder: Folder, text: str, mistake: str) -> None:
