@@ -128,6 +128,7 @@ def gateway(
     engines: Sequence[Mapping[str, Any]] | None = None,
     model: str = "fake",
     further_models: Mapping[str, Any] | None = None,
+    module: str = "router",
 ) -> Iterator[Measured]:
     """`warmroute serve` before the fake engines, or those given."""
     with tempfile.TemporaryDirectory() as name:
@@ -141,7 +142,7 @@ def gateway(
             policy=policy,
             further_models=further_models,
         )
-        with running(["router", "serve", "-c", str(file)], core=GATEWAY_CORE, log=folder / "log") as measured:
+        with running([module, "serve", "-c", str(file)], core=GATEWAY_CORE, log=folder / "log") as measured:
             wait_for(f"http://127.0.0.1:{PORT + 1000}/readyz", measured)
             time.sleep(1.5)  # every engine has been looked at
             yield measured
