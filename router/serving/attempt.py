@@ -113,7 +113,7 @@ class Attempt:
         self._reply = reply
         self._booking_id = booking_id
         self._on_first_token = on_first_token
-        self._answer: Answer | WarmrouteError | None = None
+        self._answer: Answer | Exception | None = None
         self._status = 0
         self._content = JSON
         self._retry_after: bytes | None = None
@@ -142,7 +142,7 @@ class Attempt:
             yield self
         answer = self._answer
         assert answer is not None, "whoever waits is woken by the answer"
-        if isinstance(answer, WarmrouteError):
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
@@ -196,6 +196,23 @@ class Attempt:
 
     def on_data(self, data: bytes) -> None:
         self.received += len(data)
+        try:
+            self._take(data)
+        except Exception as mistake:
+            self._give_up(mistake)
+
+    def on_end(self) -> None:
+        try:
+            self._take_end()
+        except Exception as mistake:
+            self._give_up(mistake)
+
+    def _give_up(self, mistake: Exception) -> None:
+        """Ours. Raised here it would end the engine's connection, and leave the client waiting for ever."""
+        self.cancel()
+        self._end(mistake)
+
+    def _take(self, data: bytes) -> None:
         if self._decoder is not None:
             try:
                 data = self._decoder.decompress(data)
@@ -207,7 +224,7 @@ class Attempt:
         else:
             self._relay_events(self._relay, data)
 
-    def on_end(self) -> None:
+    def _take_end(self) -> None:
         relay = self._relay
         self.watch.end()
         if self._answer is not None:
@@ -241,7 +258,7 @@ class Attempt:
         except EngineProtocolError as error:
             self.cancel(error)
 
-    def _end(self, answer: Answer | WarmrouteError) -> None:
+    def _end(self, answer: Answer | Exception) -> None:
         """The first answer counts. Whoever waits goes on from here, so this is the last thing done in a call."""
         if self._answer is None:
             self._answer = answer

@@ -125,7 +125,7 @@ def test_addresses_and_header_names_are_read_as_people_write_them(folder: Folder
         ("admin: 3\n" + ENGINES, "1: admin: must be a mapping of keys to values"),
         ("listen: &a {cors: *a}\n" + ENGINES, "1: listen.cors: contains itself through an alias"),
         ("policy: {weights: {queue: -1}}\n" + ENGINES, "1: policy.weights.queue: must be greater than or equal to 0"),
-        ("listen: {port: !!int x}\n" + ENGINES, "1: listen.port: is no int, as its tag !!int says (leave that out)"),
+        ("listen: {port: !!int x}\n" + ENGINES, "1: listen.port: is no int, as its tag says (leave the tag out)"),
         ("listen: {keep_alive_s: !!float x}\n" + ENGINES, "1: listen.keep_alive_s: is no float, as its tag"),
         ("policy: {weights: {queue: !!python/name:os.x 1}}\n" + ENGINES, "1: policy.weights.queue: the tag"),
         ("policy: {ttft_slo_s: 0}\n" + ENGINES, "1: policy.ttft_slo_s: must be greater than 0"),
@@ -192,6 +192,9 @@ def test_addresses_and_header_names_are_read_as_people_write_them(folder: Folder
         ("models: {a: {tokenizer: tiktoken:x}}\n" + ENGINES, "1: models.a.tokenizer: must be tiktoken:NAME@FILE"),
         ("models: {a: {chat_template: no.jinja}}\n" + ENGINES, "1: models.a.chat_template: there is no file"),
         ("state_dir: ${A\n" + ENGINES, "1: state_dir: has a broken reference"),
+        (ENGINES + "listen: {port: !!int many}", "2: listen.port: is no int, as its tag says"),
+        (ENGINES + "listen: {port: !!null 5}", "2: listen.port: is no null, as its tag says"),
+        ("a: " + "[" * 2000, "is nested too deeply"),
     ],
 )
 def test_one_mistake(folder: Folder, text: str, mistake: str) -> None:
