@@ -22,6 +22,7 @@
         ├── EngineUnreachable           502 no connection, or it broke before an answer
         │   └── EngineTlsError            its certificate, or ours, is not accepted: nothing was sent
         ├── EngineTimeout               504
+        ├── Quarantined                 502 engines died over this request
         └── EngineProtocolError         502 an answer that is not what the protocol says
 
 `message` is for the client: never an upstream host, a key, SQL or a trace. `detail` is for the operator's log.
@@ -163,6 +164,10 @@ class EngineTlsError(EngineUnreachable):
     """
 
     code = "tls_handshake_failed"
+
+
+class Quarantined(EngineError):
+    code = "quarantined"
 
 
 class EngineTimeout(EngineError):

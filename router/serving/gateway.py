@@ -10,14 +10,23 @@ import traceback
 from collections.abc import Awaitable, Callable, Sequence
 
 from router.core import Ask, Booking, DeliveredSource, Finish, Outcome, Placement, Prompt
-from router.errors import ClientError, EngineTimeout, NoEngine, RoomFull, ShuttingDown, WaitedTooLong, WarmrouteError
+from router.errors import (
+    ClientError,
+    EngineTimeout,
+    NoEngine,
+    Quarantined,
+    RoomFull,
+    ShuttingDown,
+    WaitedTooLong,
+    WarmrouteError,
+)
 from router.http.messages import Request, header_lines
 from router.serving.attempt import Answer, Attempt
 from router.serving.call import TRACE_HEADERS, Call, read_call
 from router.serving.failover import Fault, RetryBudget, Tries, fault_of
 from router.serving.keep_alive import KeepAlive
 from router.serving.models import Models, Named
-from router.serving.openai_errors import CONTEXT_LENGTH_EXCEEDED, EngineFailure, class_of
+from router.serving.openai_errors import CONTEXT_LENGTH_EXCEEDED, class_of
 from router.serving.proxy import Proxy
 from router.serving.quarantine import Quarantine
 from router.serving.reply import Reply
@@ -402,10 +411,8 @@ async def _sleep(seconds: float) -> None:
         await asyncio.ensure_future(asyncio.sleep(seconds))
 
 
-def _deadly() -> EngineFailure:
-    error = EngineFailure(502)
-    error.message, error.code = "Engines that took this request died. It is not given to another.", "quarantined"
-    return error
+def _deadly() -> Quarantined:
+    return Quarantined("Engines that took this request died. It is not given to another.")
 
 
 async def _or_unread(prompt: Awaitable[Prompt], call: Call) -> Prompt:
