@@ -9,7 +9,6 @@ import json
 import ssl
 from collections import OrderedDict
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import httpx
@@ -17,6 +16,7 @@ import orjson
 
 from router.core import Instance
 from router.errors import EngineProtocolError, EngineTimeout, EngineUnreachable
+from router.tls import client_context, tls_fault
 
 _TIMEOUT = httpx.Timeout(5.0, connect=2.0)
 _LIMITS = httpx.Limits(max_connections=20, max_keepalive_connections=4, keepalive_expiry=30)
@@ -24,10 +24,25 @@ _CLIENTS = 2_000
 _ABSENT = frozenset((404, 405, 501))
 
 
-@cache
-def _tls() -> ssl.SSLContext:
-    """Shared: the certificates take 50 ms to load, and there is a client for each engine."""
-    return httpx.create_ssl_context(trust_env=False)
+_NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""For http: trusts nobody. By default httpx reads certificates for every client, 50 ms on the loop."""
+
+
+class _Client:
+    """An engine's own: a pool that all share is searched through for every request (200 engines: 6 ms each)."""
+
+    __slots__ = ("http", "retired", "running", "tls")
+
+    def __init__(self, http: httpx.AsyncClient, tls: ssl.SSLContext) -> None:
+        self.http = http
+        self.tls = tls
+        self.running = 0  # calls
+        self.retired = False  # closed by whoever uses it last
+
+    async def retire(self) -> None:
+        self.retired = True
+        if not self.running:
+            await self.http.aclose()
 
 
 class EngineHttp:
@@ -35,25 +50,34 @@ class EngineHttp:
 
     def __init__(self, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self._transport = transport
-        self._clients: OrderedDict[str, httpx.AsyncClient] = OrderedDict()  # by URL, the last used last
+        self._clients: OrderedDict[str, _Client] = OrderedDict()  # by URL, the last used last
 
     async def aclose(self) -> None:
         while self._clients:
-            await self._clients.popitem()[1].aclose()
+            await self._clients.popitem()[1].http.aclose()
 
-    def _client(self, url: str) -> httpx.AsyncClient:
-        """An engine's own: a pool that all share is searched through for every request (200 engines: 6 ms each)."""
+    async def _take(self, instance: Instance) -> _Client:
+        """With one more `running`. A new one when the certificates have changed. Raises EngineTlsError."""
+        url, tls = instance.url, _NO_TLS
+        if url.startswith("https:"):
+            tls = await client_context(instance.tls)
         client = self._clients.get(url)
-        if client is None:
-            # Engines are addressed by the operator: a proxy from the environment must not come between.
-            client = self._clients[url] = httpx.AsyncClient(
-                timeout=_TIMEOUT, limits=_LIMITS, transport=self._transport, verify=_tls(), trust_env=False
-            )
-            if len(self._clients) > _CLIENTS:
-                self._clients.popitem(last=False)  # of an engine long gone; its idle connections close by themselves
-        else:
+        if client is not None and client.tls is tls:
             self._clients.move_to_end(url)
-        return client
+            client.running += 1
+            return client
+        # Engines are addressed by the operator: a proxy from the environment must not come between.
+        http = httpx.AsyncClient(
+            timeout=_TIMEOUT, limits=_LIMITS, transport=self._transport, verify=tls, trust_env=False
+        )
+        self._clients[url] = made = _Client(http, tls)
+        self._clients.move_to_end(url)
+        made.running += 1
+        if client is not None:
+            await client.retire()
+        if len(self._clients) > _CLIENTS:
+            await self._clients.popitem(last=False)[1].retire()  # of an engine long gone
+        return made
 
     async def status(self, instance: Instance, path: str, *, with_key: bool = True) -> int:
         return (await self._send("GET", instance, path, with_key=with_key)).status_code
@@ -87,16 +111,33 @@ class EngineHttp:
         headers = {"content-type": "application/json"} if content is not None else {}
         if instance.api_key is not None and with_key:
             headers["authorization"] = f"Bearer {instance.api_key}"
+        sni = {"sni_hostname": instance.tls.server_name} if instance.tls and instance.tls.server_name else {}
+        client = await self._take(instance)
         try:
-            return await self._client(instance.url).request(
-                method, instance.url + path, content=content, headers=headers
+            return await client.http.request(
+                method, instance.url + path, content=content, headers=headers, extensions=sni
             )
         except httpx.TimeoutException as error:
             raise EngineTimeout("the engine did not answer in time", detail=_where(instance, path, error)) from None
-        except (httpx.TransportError, httpx.InvalidURL) as error:
-            raise EngineUnreachable("the engine cannot be reached", detail=_where(instance, path, error)) from None
+        except (httpx.TransportError, httpx.InvalidURL, ssl.SSLError) as error:
+            raise _unreachable(instance, path, error) from None
         except httpx.HTTPError as error:
             raise EngineProtocolError("the engine's answer is broken", detail=_where(instance, path, error)) from None
+        finally:
+            client.running -= 1
+            if client.retired and not client.running:
+                await client.http.aclose()
+
+
+def _unreachable(instance: Instance, path: str, error: Exception) -> EngineUnreachable:
+    fault = tls_fault(error)
+    if fault is not None:
+        return fault
+    message = "the engine cannot be reached"
+    if instance.url.startswith("https:") and not isinstance(error, httpx.ConnectError):
+        # TLS 1.3 refuses a client's certificate after the handshake, and few servers get to say so.
+        message = "the engine ends connections unanswered: it may ask for another client certificate (tls.cert)"
+    return EngineUnreachable(message, detail=_where(instance, path, error))
 
 
 def _where(instance: Instance, path: str, error: Exception) -> str:

@@ -32,7 +32,7 @@ import uvloop
 from router import __version__, life, plugins
 from router.admin import serve as admin_process
 from router.admin.serve import AdminServer
-from router.config import Config, Listen, PolicyChoice, WaitingRoom
+from router.config import Config, Listen, ListenTls, PolicyChoice, WaitingRoom
 from router.core import Instance, Outcome, Placement, Policy
 from router.errors import ConfigError, Conflict
 from router.http.client import Pool
@@ -42,7 +42,7 @@ from router.http.server import Server, serve
 from router.life import Signals
 from router.live import LiveView, feed_counts, room_figures
 from router.reload import compare
-from router.roster import EngineChanges, Roster, load_adapters
+from router.roster import Changes, Roster, load_adapters
 from router.routing import persist
 from router.routing.bookings import Bookings
 from router.routing.brain import Brain, Placed
@@ -62,6 +62,7 @@ from router.serving.models import Models
 from router.serving.proxy import Proxy
 from router.serving.tools_order import ToolsOrder
 from router.telemetry import Telemetry, log_access
+from router.tls import ServerContext, ServerTls
 from router.wire import WireServer, live_methods
 
 log = logging.getLogger("warmroute")
@@ -286,13 +287,14 @@ class Running:
                     log.error("not reloaded: %s", mistake)
                 return {"mistakes": list(error.mistakes)}
             self._take_policies(taken.in_force, policies, by_model, shadows)
-            engines = self._take_over(taken.in_force)
+            taken_over = self._take_over(taken.in_force)
         log.info("reloaded: %s", ", ".join(taken.changed) or "nothing has changed")
         for key in taken.needs_restart:
             log.warning("%s has changed and needs a restart", key)
         return {
             "changed": list(taken.changed),
-            "engines": engines._asdict(),
+            "engines": taken_over.engines._asdict(),
+            "prompts_read_anew": list(taken_over.read_anew),
             "needs_restart": list(taken.needs_restart),
             "notes": list(read.notes),
         }
@@ -319,7 +321,7 @@ class Running:
             shadows=shadows,
         )
 
-    def _take_over(self, config: Config) -> EngineChanges:
+    def _take_over(self, config: Config) -> Changes:
         """In one turn of the loop: no request sees half of it."""
         before, self._config = self._config, config
         if self._brain.room is not None:
@@ -334,28 +336,35 @@ class Running:
 
     async def _listen(self, edge: Edge, proxies: TrustedProxies) -> None:
         listen = self._config.listen
+        tls = None
+        if listen.tls is not None:
+            certificates = await asyncio.to_thread(ServerContext, listen.tls.settings())
+            self._stack.push_async_callback(self._spawned(certificates.watch()))
+            tls = certificates.context
         self._server = server = await serve(
             edge,
             host=listen.host,
             port=listen.port,
             limits=http_limits(listen),
+            tls=tls,
             behind=proxies if listen.proxy_protocol else None,
             refuser=edge.refuse,
         )
         self._at_end(self._end_requests)
-        self.url = f"http://{_host(listen.host)}:{server.port}"
+        self.url = f"{_scheme(listen.tls)}://{_host(listen.host)}:{server.port}"
 
     async def _serve_admin(self) -> None:
         self.admin_url = None
+        admin = self._config.admin
         if self._admin == "inline":
-            server = AdminServer(self.live, host=self._config.admin.host, port=self._config.admin.port)
+            server = AdminServer(self.live, host=admin.host, port=admin.port, tls=_server_tls(admin.tls))
             port = await server.start()
             self._at_end(server.stop)
         elif self._admin == "process":
             port = await self._start_admin_process()
         else:
             return
-        self.admin_url = f"http://{_host(self._config.admin.host)}:{port}"
+        self.admin_url = f"{_scheme(admin.tls)}://{_host(admin.host)}:{port}"
 
     async def _start_admin_process(self) -> int:
         """The admin API in a process of its own, which asks this one over a socket that only we can open."""
@@ -369,7 +378,9 @@ class Running:
         here, there = context.Pipe(duplex=False)
         admin = self._config.admin
         process = context.Process(
-            target=admin_process.run, args=(str(path), admin.host, admin.port, there), daemon=True
+            target=admin_process.run,
+            args=(str(path), admin.host, admin.port, there, _server_tls(admin.tls)),
+            daemon=True,
         )
         process.start()
         there.close()
@@ -386,7 +397,8 @@ class Running:
     # --- pieces
 
     def _pool(self, instance: Instance) -> Pool:
-        return Pool(instance.url, limits=PoolLimits(connect_s=self._config.timeouts.connect_s))
+        limits = PoolLimits(connect_s=self._config.timeouts.connect_s)
+        return Pool(instance.url, limits=limits, tls=instance.tls)
 
     def _at_end(self, close: Callable[[], object]) -> None:
         async def call() -> None:
@@ -538,6 +550,14 @@ async def _run(config: Config, read_again: ReadAgain | None) -> None:
             await told.stop.wait()
             log.info("draining")
             await running.drain(accept=not told.at_once, hurry=told.hurry)
+
+
+def _server_tls(tls: ListenTls | None) -> ServerTls | None:
+    return None if tls is None else tls.settings()
+
+
+def _scheme(tls: ListenTls | None) -> str:
+    return "http" if tls is None else "https"
 
 
 def _host(host: str) -> str:

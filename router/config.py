@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
+from urllib.parse import urlsplit
 
 import msgspec
 from pydantic import (
@@ -51,14 +52,16 @@ from router.config_values import (
     Port,
     RateProfile,
     Seconds,
+    ServerName,
     Size,
     Text,
     Tokenizer,
     Tokens,
     Weight,
 )
-from router.core import EventSource, Instance, Rates
+from router.core import ClientTls, EventSource, Instance, Rates
 from router.errors import ConfigError
+from router.tls import BadTlsFile, ServerTls, check_client, check_server
 
 STATE_DIR = Path("~/.local/state/warmroute")
 
@@ -98,6 +101,10 @@ def _rates(value: Any) -> Any:
     return {"profile": value} if isinstance(value, str) else value
 
 
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
 class Section(BaseModel):
     """A key that is there but empty means "the defaults", as people leave it when all below is commented out."""
 
@@ -128,6 +135,20 @@ class Drain(Section):
     the signal must wait longer than this before it kills (Kubernetes: terminationGracePeriodSeconds, by default 30)."""
 
 
+class ListenTls(Section):
+    """TLS 1.2 or newer on a port of ours. A certificate that is written anew is taken up within seconds."""
+
+    cert: File
+    """The certificate with its chain, PEM. An ECDSA one costs a handshake a tenth of what RSA does."""
+    key: File | None = None
+    """Its private key, PEM, without a passphrase; by default it is in the same file."""
+    client_ca: File | None = None
+    """Clients must show a certificate that a CA in this file, PEM, has signed. By default none is asked for."""
+
+    def settings(self) -> ServerTls:
+        return ServerTls(str(self.cert), _text(self.key), _text(self.client_ca))
+
+
 class Listen(Section):
     """The inference API: what clients take as base_url."""
 
@@ -135,6 +156,8 @@ class Listen(Section):
     """Address to listen on. Beyond loopback the engines are open to whoever reaches it: there are no client keys."""
     port: Port = 4000
     """TCP port; 0 takes a free one."""
+    tls: ListenTls | None = None
+    """Makes it https://. Plain http by default."""
     cors: Cors = Cors()
     """Calls from browsers."""
     access_log: bool = False
@@ -177,6 +200,8 @@ class Admin(Section):
     """Address to listen on. There is no login: keep it on loopback or inside the cluster."""
     port: Port = 4001
     """TCP port; 0 takes a free one."""
+    tls: ListenTls | None = None
+    """Makes it https://. With client_ca it has a login of a kind."""
     enabled: bool = True
     """False: no admin API; the inference port is all there is."""
 
@@ -245,6 +270,10 @@ class Model(Section):
     """Time limits of this model; what is not given is as in timeouts."""
     failover: Failover | None = None
     """What is done about failures of this model's engines; by default as in failover."""
+    keep_alive_comments_s: Seconds | None = None
+    """A stream in which nothing has come for so long gets a comment, and again after each such time until its answer
+    begins, for load balancers that cut idle connections (15 suits most). What fails after the first comment is said in
+    the stream, not by a status. None by default: some clients that read streams by hand stumble over comments."""
     tokenize: Literal["auto", "always"] = "auto"
     """auto: text never seen before, which no engine can hold, is counted by estimate and tokenized off the path; short
     text at once while the gateway has little to do. always: every prompt is tokenized before it is placed, which costs
@@ -295,6 +324,23 @@ class EngineRates(Section):
         )
 
 
+class EngineTls(Section):
+    """How an https:// engine is trusted, and what it is shown. Files that are written anew are taken up within
+    seconds, for new connections."""
+
+    ca: File | None = None
+    """The CAs to trust, PEM, instead of the system's."""
+    cert: File | None = None
+    """Our certificate with its chain, PEM, for an engine that asks for one."""
+    key: File | None = None
+    """Its private key, PEM, without a passphrase; by default it is in the same file."""
+    server_name: ServerName | None = None
+    """The name that the engine's certificate must carry; also sent as SNI. By default the url's host; the name, not
+    the address, for dns+https."""
+    verify: bool = True
+    """false: any certificate will do, so that whoever stands between can read prompts and keys. For trials only."""
+
+
 def _events_form(value: Any) -> str:
     return "sources" if isinstance(value, (list, tuple)) else "word"
 
@@ -314,6 +360,8 @@ class Engine(Section):
     """The engine's own name of that model, where it differs."""
     api_key: Annotated[SecretStr, Field(min_length=1)] | None = None
     """The engine's own key (vLLM and SGLang: --api-key). Refer to the environment: ${ENGINE_KEY}."""
+    tls: EngineTls | None = None
+    """Certificates, where the url is https://. By default the system's CAs decide."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Free words for policies and metrics, e.g. zone: a."""
     events: Annotated[
@@ -344,6 +392,16 @@ class Engine(Section):
     def address(self) -> str:
         return self.url.partition("://")[2]
 
+    @property
+    def client_tls(self) -> ClientTls | None:
+        """None for plain http. The addresses behind a name share the certificate of the name."""
+        parts = urlsplit(self.url)
+        if not parts.scheme.endswith("https"):
+            return None
+        tls = self.tls or EngineTls()
+        name = tls.server_name or (parts.hostname if self.discovered else None)
+        return ClientTls(_text(tls.ca), _text(tls.cert), _text(tls.key), name, tls.verify)
+
     def instance(self, *, engine: str, model: str, url: str | None = None) -> Instance:
         """The core noun, once the adapter's name and the public model are known. url: one address of a DNS name."""
         address = (url or self.url).partition("://")[2]
@@ -361,6 +419,7 @@ class Engine(Section):
             capacity_tokens=self.capacity_tokens,
             hit_alignment_tokens=self.hit_alignment_tokens,
             price_per_hour=self.price_per_hour,
+            tls=self.client_tls,
         )
 
     def _event_sources(self) -> tuple[EventSource, ...] | None:
@@ -478,9 +537,15 @@ class Config(Section):
     def notes(self) -> tuple[str, ...]:
         """What is allowed but should be known."""
         notes = []
-        if not _is_loopback(self.listen.host):
+        for engine in self.engines:
+            if engine.client_tls is not None and not engine.client_tls.verify:
+                name = engine.id or engine.address
+                notes.append(
+                    f"INSECURE: {name} has tls.verify: false, so whoever stands between can read all it is sent"
+                )
+        if not _is_loopback(self.listen.host) and not _asks_for_certificates(self.listen.tls):
             notes.append(f"listen.host {self.listen.host} is not loopback: whoever reaches it may use the engines")
-        if self.admin.enabled and not _is_loopback(self.admin.host):
+        if self.admin.enabled and not (_is_loopback(self.admin.host) or _asks_for_certificates(self.admin.tls)):
             notes.append(f"admin.host {self.admin.host} is not loopback, and the admin API has no login")
         free = [engine.id or engine.address for engine in self.engines if engine.price_per_hour is None]
         if self.policy.weights.get("price") and free:
@@ -597,9 +662,12 @@ def _contradictions(config: Config) -> Iterator[Mistake]:
     yield from _port_clashes(config)
     if config.listen.proxy_protocol and not config.listen.trusted_proxies:
         yield ("listen", "proxy_protocol"), "needs listen.trusted_proxies: from nobody else it would be believed"
+    if config.listen.proxy_protocol and config.listen.tls is not None:
+        yield ("listen", "proxy_protocol"), "comes before TLS, which is not supported with listen.tls (end TLS there)"
     drain = config.listen.drain
     if drain.accept_s > drain.finish_s:
         yield ("listen", "drain", "accept_s"), f"is longer than finish_s ({drain.finish_s:g}): no request outlives that"
+    yield from _tls_mistakes(config)
 
 
 def _failover_mistakes(config: Config) -> Iterator[Mistake]:
@@ -691,6 +759,36 @@ def _port_clashes(config: Config) -> Iterator[Mistake]:
     for position, engine in enumerate(config.engines):
         if engine.address == f"{listen.host}:{listen.port}":
             yield ("engines", position, "url"), "is the gateway's own address (write the engine's)"
+
+
+def _tls_mistakes(config: Config) -> Iterator[Mistake]:
+    """Files that are there but of no use; what contradicts itself."""
+    for name, tls in (("listen", config.listen.tls), ("admin", config.admin.tls)):
+        if tls is not None:
+            try:
+                check_server(tls.settings())
+            except BadTlsFile as error:
+                yield (name, "tls", error.key), error.what
+    for position, engine in enumerate(config.engines):
+        where: Where = ("engines", position, "tls")
+        tls_there, settings = engine.tls, engine.client_tls
+        if tls_there is None:
+            continue
+        if settings is None:
+            yield where, "is for an https:// url (and this one is http)"
+        elif tls_there.key and not tls_there.cert:
+            yield (*where, "key"), "is the key of a certificate: cert is missing"
+        elif tls_there.ca and not tls_there.verify:
+            yield (*where, "verify"), "is false, so that ca is of no use (leave one of them out)"
+        else:
+            try:
+                check_client(settings)
+            except BadTlsFile as error:
+                yield (*where, error.key), error.what
+
+
+def _asks_for_certificates(tls: ListenTls | None) -> bool:
+    return tls is not None and tls.client_ca is not None
 
 
 def _is_loopback(host: str) -> bool:

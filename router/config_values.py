@@ -33,7 +33,7 @@ _NEVER_FORWARDED = frozenset((
     "api-key", "authorization", "connection", "cookie", "expect", "forwarded", "host", "keep-alive", "te", "trailer",
     "transfer-encoding", "upgrade", "x-api-key", "x-data-parallel-rank", "x-goog-api-key", "x-real-ip", "x-request-id",
 ))  # fmt: skip
-
+_NAME = re.compile(r"[\w-]{1,63}(\.[\w-]{1,63}){0,31}\Z", re.ASCII)
 _ID = re.compile(r"[\w.:\[\]@-]{1,128}\Z", re.ASCII)
 
 
@@ -110,6 +110,15 @@ def _forwarded(text: str) -> str:
     return name
 
 
+def _server_name(text: str) -> str:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        if not _NAME.match(text):
+            raise ValueError("must be a host name or an address, without a port") from None
+    return text
+
+
 def _profile(name: str) -> str:
     if name not in RATE_PROFILES:
         raise ValueError(f"is not one of {', '.join(RATE_PROFILES)}")
@@ -136,6 +145,7 @@ Text = Annotated[str, Field(min_length=1)]
 File = Annotated[Path, AfterValidator(_existing)]
 Tokenizer = Annotated[str, AfterValidator(_tokenizer)]
 EngineUrl = Annotated[str, AfterValidator(_engine_url)]
+ServerName = Annotated[str, AfterValidator(_server_name)]
 EventEndpoint = Annotated[str, AfterValidator(_event_endpoint)]
 RateProfile = Annotated[str, AfterValidator(_profile)]
 Identifier = Annotated[str, AfterValidator(_identifier)]

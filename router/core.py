@@ -52,6 +52,16 @@ class EventSource(msgspec.Struct, frozen=True):
     topic: str = ""
 
 
+class ClientTls(msgspec.Struct, frozen=True):
+    """How an https engine is trusted, and what it is shown: paths of PEM files (`router/tls.py`)."""
+
+    ca: str | None = None  # None: the system's
+    cert: str | None = None
+    key: str | None = None  # None: in the same file as `cert`
+    server_name: str | None = None  # that its certificate must carry; None: the url's host
+    verify: bool = True
+
+
 class Instance(msgspec.Struct, frozen=True):
     """An engine as the operator declared it or discovery found it."""
 
@@ -67,6 +77,7 @@ class Instance(msgspec.Struct, frozen=True):
     capacity_tokens: int | None = None  # only for engines that do not tell
     hit_alignment_tokens: int | None = None  # where the operator knows better than the engine tells
     price_per_hour: float | None = None  # money for an hour of all its ranks; None: not told
+    tls: ClientTls | None = None  # None: http, or https by the system's CAs
 
     def __repr__(self) -> str:  # an API key never reaches a log
         return f"Instance({self.id!r}, {self.url!r}, {self.engine!r}, model={self.model!r})"

@@ -20,7 +20,9 @@
         ├── RoomFull                    503 more is waiting than can be served in time
         ├── WaitedTooLong               503 no engine was free in time
         ├── EngineUnreachable           502 no connection, or it broke before an answer
+        │   └── EngineTlsError            its certificate, or ours, is not accepted: nothing was sent
         ├── EngineTimeout               504
+        ├── Quarantined                 502 engines died over this request
         └── EngineProtocolError         502 an answer that is not what the protocol says
 
 `message` is for the client: never an upstream host, a key, SQL or a trace. `detail` is for the operator's log.
@@ -153,6 +155,19 @@ class WaitedTooLong(EngineError):
 class EngineUnreachable(EngineError):
     status = 502
     code = "engine_unreachable"
+
+
+class EngineTlsError(EngineUnreachable):
+    """`code` says what failed: tls_verify_failed (its certificate), tls_handshake_failed, tls_files (ours).
+
+    Where it stands for a state, for operators, `message` begins with the code.
+    """
+
+    code = "tls_handshake_failed"
+
+
+class Quarantined(EngineError):
+    code = "quarantined"
 
 
 class EngineTimeout(EngineError):

@@ -78,6 +78,9 @@ async def recognise(engine: Engine, url: str, adapters: Mapping[str, Any]) -> st
     return best
 
 
+Stamps = dict[Path, tuple[int, int] | None]
+
+
 class _Member:
     """An entry of the configuration, and the engines it has become."""
 
@@ -101,6 +104,13 @@ class EngineChanges(NamedTuple):
     added: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+
+
+class Changes(NamedTuple):
+    """`read_anew`: models whose prompts are read in another way, or with other files."""
+
+    engines: EngineChanges
+    read_anew: tuple[str, ...]
 
 
 class Roster:
@@ -142,6 +152,7 @@ class Roster:
         self._leaving: dict[str, asyncio.Task[None]] = {}  # by instance
         self._held: set[str] = set()  # instances that the operator has drained
         self._rates: dict[str, Rates | None] = {}  # by instance, as configured
+        self._files: dict[str, Stamps] = {}  # by model: of its tokenizer and template, when they were loaded
         self._stale: set[str] = set()  # models whose prompts are to be read otherwise
         self._left: set[str] = set()  # models of engines that have gone
         self._tasks: set[asyncio.Task[None]] = set()
@@ -158,7 +169,7 @@ class Roster:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def reconfigure(self, config: Config) -> EngineChanges:
+    def reconfigure(self, config: Config) -> Changes:
         """Takes over engines and models. Those that stay as they are notice nothing."""
         before, self._config = self._config, config
         renamed = before.aliases != config.aliases
@@ -171,12 +182,18 @@ class Roster:
             self._dismiss(self._members.pop(key))
         for key in (*added, *changed, *moved):
             self._enter(wanted[key], self._members.get(key))
-        reads_otherwise = before.prompt != config.prompt
-        for name in {*self.prompts, *self._fleet.models()}:
-            if reads_otherwise or _reading(before.model(name)) != _reading(config.model(name)):
-                self._stale.add(name)
+        read_anew = tuple(
+            name for name in {**self.prompts, **self._fleet.models()} if self._is_read_otherwise(name, before)
+        )
+        self._stale.update(read_anew)
         self._list_models()
-        return EngineChanges(tuple(added), tuple(changed), tuple(removed))
+        return Changes(EngineChanges(tuple(added), tuple(changed), tuple(removed)), read_anew)
+
+    def _is_read_otherwise(self, name: str, before: Config) -> bool:
+        config = self._config
+        if before.prompt != config.prompt or _reading(before.model(name)) != _reading(config.model(name)):
+            return True
+        return any(_stamp(file) != stamp for file, stamp in self._files.get(name, {}).items())
 
     # --- joining
 
@@ -335,6 +352,7 @@ class Roster:
                 self._left.discard(name)
                 if name not in served:
                     self.prompts.pop(name, None)
+                    self._files.pop(name, None)
                     self._stale.discard(name)
 
     @staticmethod
@@ -356,6 +374,7 @@ class Roster:
                 failover=_failover(self._config, name),
                 fallbacks=self._config.model(name).fallbacks,
                 larger=self._config.model(name).context_window_fallbacks,
+                keep_alive_comments_s=self._config.model(name).keep_alive_comments_s,
             )
             for name, prompts in self.prompts.items()
         ]
@@ -375,6 +394,7 @@ class Roster:
     async def _load_prompts(self, name: str, rank: Rank) -> None:
         settings, dialect = self._config.model(name), rank.instance.engine
         tokenizer = _tokenizer(settings, rank.facts)
+        self._files[name] = {file: _stamp(file) for file in _files(settings, tokenizer)}
         prompts = await asyncio.get_running_loop().run_in_executor(
             self._executor, lambda: self._make_prompts(name, settings, tokenizer, dialect)
         )
@@ -532,6 +552,26 @@ def _body(instance: Instance) -> tuple[object, ...]:
 def _reading(settings: Model) -> dict[str, Any]:
     """What decides how prompts are read."""
     return settings.model_dump(include={"tokenizer", "chat_template", "chat_template_kwargs", "parity", "tokenize"})
+
+
+def _files(settings: Model, tokenizer: str | None) -> list[Path]:
+    """What the prompts of a model are read with."""
+    files = [settings.chat_template] if settings.chat_template is not None else []
+    if tokenizer is None or tokenizer == "demo":
+        return files
+    if tokenizer.startswith("tiktoken:"):
+        return [*files, Path(tokenizer.partition("@")[2])]
+    names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+    return [*files, *(Path(tokenizer) / name for name in names)]
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    """Changes with the file. None: it is not there."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
 
 
 def _tokenizer(settings: Model, facts: EngineFacts) -> str | None:

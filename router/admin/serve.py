@@ -14,6 +14,7 @@ import uvicorn
 
 from router.admin.api import create_app
 from router.core import Live
+from router.tls import ServerContext, ServerTls
 from router.wire import RemoteLive, WireClient
 
 
@@ -28,15 +29,22 @@ class _GuestServer(uvicorn.Server):
 class AdminServer:
     """The admin API inside a running event loop."""
 
-    def __init__(self, live: Live, *, host: str, port: int) -> None:
+    def __init__(self, live: Live, *, host: str, port: int, tls: ServerTls | None = None) -> None:
         config = uvicorn.Config(
             create_app(live), host=host, port=port, log_level="warning", access_log=False, lifespan="off"
         )
         self._server = _GuestServer(config)
+        self._tls = tls
         self._task: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
         """Listens; returns the port. Raises OSError when it is taken."""
+        if self._tls is not None:
+            certificates = await asyncio.to_thread(ServerContext, self._tls)
+            self._server.config.load()
+            self._server.config.ssl = certificates.context
+            self._watching = asyncio.create_task(certificates.watch(), name="admin certificates")
         self._task = asyncio.create_task(self._server.serve(), name="admin")
         while not self._server.started:
             if self._task.done():
@@ -48,22 +56,25 @@ class AdminServer:
 
     async def stop(self) -> None:
         self._server.should_exit = True
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         if self._task is not None:
             await self._task
 
 
-def run(socket: str, host: str, port: int, ready: Connection) -> None:
+def run(socket: str, host: str, port: int, ready: Connection, tls: ServerTls | None = None) -> None:
     """The admin process: talks to relay and brain over the Unix socket `socket`, until SIGTERM."""
     for number in (signal.SIGINT, signal.SIGHUP):  # they reach the whole group, and are the parent's: it ends us
         signal.signal(number, signal.SIG_IGN)
-    asyncio.run(_serve(socket, host, port, ready))
+    asyncio.run(_serve(socket, host, port, ready, tls))
 
 
-async def _serve(socket: str, host: str, port: int, ready: Connection) -> None:
+async def _serve(socket: str, host: str, port: int, ready: Connection, tls: ServerTls | None) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     client = WireClient(Path(socket))
-    server = AdminServer(RemoteLive(client), host=host, port=port)
+    server = AdminServer(RemoteLive(client), host=host, port=port, tls=tls)
     try:
         ready.send(await server.start())
     except (OSError, SystemExit) as error:

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from router.cli.event_probe import EventProbe, Heard
-from router.core import Adapter, EngineFacts, EventSource, Instance
+from router.core import Adapter, ClientTls, EngineFacts, EventSource, Instance
 from router.errors import EngineError
 
 State = Literal["ok", "warn", "fail", "skip"]
@@ -28,6 +28,7 @@ PAGE_SIZE = "page size"
 KEY = "key"
 EVENT_PORT = "event port"
 PARITY = "parity"
+TLS = "tls"
 NOTES = "engine's word"
 
 _EVENTS_MEND = (
@@ -42,6 +43,7 @@ _SILENT_MEND = (
 )
 _REPLAY_MEND = 'add "replay_endpoint": "tcp://*:5657" to --kv-events-config: without it a gap forgets the whole engine'
 _CACHED_MEND = "start it with --enable-prompt-tokens-details (vLLM) or --enable-cache-report (SGLang)"
+_TLS_MEND = "correct engines[].tls: ca (whom to trust), server_name (its name), cert and key (what it is shown)"
 _PROBE_BLOCKS = 4
 _PROBE_TIMEOUT_S = 60.0
 
@@ -65,10 +67,7 @@ async def examine(instance: Instance, adapter: Adapter, client: httpx.AsyncClien
     try:
         facts = await adapter.inspect(instance)
     except EngineError as error:
-        mend = "start it, or correct its url; with --api-key, set api_key" + (
-            f" ({error.detail})" if error.detail else ""
-        )
-        return Examined(instance, None, [Finding(REACHABLE, instance.id, "fail", error.message, mend)])
+        return Examined(instance, None, [unreachable(instance, error.message, error.detail)])
     served = ", ".join((*facts.served, *facts.loras))
     seen = f"{adapter.name} {facts.version or '(version unknown)'} serves {served}"
     findings = [Finding(REACHABLE, instance.id, "ok", seen)]
@@ -85,9 +84,18 @@ async def examine(instance: Instance, adapter: Adapter, client: httpx.AsyncClien
     elif not sources:
         findings.append(Finding(EVENTS, instance.id, "warn", "it publishes no KV events", _EVENTS_MEND))
     findings += [_prefix_caching(instance, facts), counts, _block_size(instance, facts), _key(instance, facts)]
+    findings += _tls(instance)
     findings += await _event_ports(instance, sources, events)
     findings += [Finding(NOTES, instance.id, "warn", *_split(note)) for note in facts.notes]
     return Examined(instance, facts, findings)
+
+
+def unreachable(instance: Instance, why: str, detail: str = "") -> Finding:
+    """An engine that cannot be asked; `why` is an EngineError's message."""
+    if why.startswith("tls_"):
+        return Finding(TLS, instance.id, "fail", why, _TLS_MEND)
+    mend = "start it, or correct its url; with --api-key, set api_key; where it is of a rare kind, kind: openai"
+    return Finding(REACHABLE, instance.id, "fail", why, mend + (f" ({detail})" if detail else ""))
 
 
 def compare(examined: Sequence[Examined]) -> list[Finding]:
@@ -166,6 +174,19 @@ def _key(instance: Instance, facts: EngineFacts) -> Finding:
     return Finding(KEY, instance.id, state, "answers without a key", mend)
 
 
+def _tls(instance: Instance) -> list[Finding]:
+    """That it answered says that its certificate is accepted, if anybody looked at it."""
+    if not instance.url.startswith("https:"):
+        return []
+    settings = instance.tls or ClientTls()
+    if not settings.verify:
+        mend = "name its CA in tls.ca and leave verify out: whoever stands between reads prompts and keys"
+        return [Finding(TLS, instance.id, "warn", "any certificate is accepted (verify: false)", mend)]
+    return [
+        Finding(TLS, instance.id, "ok", f"its certificate is accepted, by {settings.ca or 'the CAs of the system'}")
+    ]
+
+
 async def _event_ports(instance: Instance, sources: Sequence[EventSource], probe: EventProbe) -> list[Finding]:
     findings = []
     for source in sources:
@@ -219,7 +240,8 @@ async def _ask(instance: Instance, facts: EngineFacts, prompt: str, client: http
     }
     headers = {"authorization": f"Bearer {instance.api_key}"} if instance.api_key else {}
     url = f"{instance.url}/v1/chat/completions"
-    response = await client.post(url, json=body, headers=headers, timeout=_PROBE_TIMEOUT_S)
+    sni = {"sni_hostname": instance.tls.server_name} if instance.tls and instance.tls.server_name else {}
+    response = await client.post(url, json=body, headers=headers, timeout=_PROBE_TIMEOUT_S, extensions=sni)
     response.raise_for_status()
     usage = response.json().get("usage")
     if not isinstance(usage, dict):

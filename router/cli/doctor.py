@@ -12,13 +12,15 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from router.cli.checkup import REACHABLE, Examined, Finding, compare, examine
+from router.cli.checkup import Examined, Finding, compare, examine, unreachable
 from router.cli.engines import Known, known_engines
 from router.cli.figures import terminal, write_json
 from router.cli.options import ConfigFile, Engines, JsonFile, TokenizerName, read_config
 from router.cli.parity_check import check_parity
 from router.config import Config
+from router.errors import EngineTlsError
 from router.roster import load_adapters
+from router.tls import client_context
 
 AT_ONCE = 16
 """Engines examined at the same time."""
@@ -49,23 +51,27 @@ async def examine_all(config: Config) -> list[Finding]:
     adapters = load_adapters()
     gate = asyncio.Semaphore(AT_ONCE)
     try:
-        async with httpx.AsyncClient(trust_env=False) as client:
-            known = await known_engines(config, adapters)
-            examined = await asyncio.gather(*(_examine(config, one, client, gate) for one in known))
+        known = await known_engines(config, adapters)
+        examined = await asyncio.gather(*(_examine(config, one, gate) for one in known))
     finally:
         for adapter in adapters.values():
             await adapter.aclose()
     return [finding for one in examined for finding in one.findings] + compare(examined)
 
 
-async def _examine(config: Config, known: Known, client: httpx.AsyncClient, gate: asyncio.Semaphore) -> Examined:
+async def _examine(config: Config, known: Known, gate: asyncio.Semaphore) -> Examined:
+    instance = known.instance
     if known.adapter is None:
-        mend = "start it, or correct its url; where the engine is of a rare kind, set kind: openai"
-        return Examined(known.instance, None, [Finding(REACHABLE, known.instance.id, "fail", known.why_not, mend)])
+        return Examined(instance, None, [unreachable(instance, known.why_not)])
     async with gate:
-        examined = await examine(known.instance, known.adapter, client)
+        try:
+            tls = await client_context(instance.tls)
+        except EngineTlsError as error:
+            return Examined(instance, None, [unreachable(instance, error.message)])
+        async with httpx.AsyncClient(trust_env=False, verify=tls) as client:
+            examined = await examine(instance, known.adapter, client)
         if examined.facts:
-            examined.findings.append(await check_parity(config, known.instance, examined.facts, known.adapter))
+            examined.findings.append(await check_parity(config, instance, examined.facts, known.adapter))
     return examined
 
 

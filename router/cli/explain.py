@@ -88,7 +88,8 @@ def _admin_url(config: Path | None) -> str:
     if not admin.enabled:
         raise typer.BadParameter(f"{config} has admin.enabled: false, so there is nobody to ask")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(admin.host, admin.host)
-    return f"http://[{host}]:{admin.port}" if ":" in host else f"http://{host}:{admin.port}"
+    scheme = "https" if admin.tls else "http"
+    return f"{scheme}://[{host}]:{admin.port}" if ":" in host else f"{scheme}://{host}:{admin.port}"
 
 
 def _ask(url: str, path: str, body: bytes) -> dict[str, Any]:

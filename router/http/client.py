@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from functools import partial
 from urllib.parse import urlsplit
 
-from router.errors import EngineUnreachable
+from router.core import ClientTls
+from router.errors import EngineTlsError, EngineUnreachable
 from router.http.messages import HOP_BY_HOP, ONE_WRITE_BYTES, Header, PoolLimits, header_lines
 from router.http.upstream import ClientProtocol, Exchange, KnownAnswer, Receiver, no_answer
+from router.tls import client_context, tls_fault
 
 __all__ = ["Exchange", "Pool", "PoolLimits", "PoolStats", "Receiver"]
 
@@ -34,8 +35,8 @@ class PoolStats:
 class Pool:
     """Keeps connections to the origin of `url`, newest first; a path in `url` is put before each target.
 
-    Built on the running loop. For https, `tls` says which certificates to trust and to show (default: the system's),
-    `server_name` the name to expect in the engine's (default: the host).
+    Built on the running loop. For https, `tls` says whom to trust and what to show (default: the system's CAs); a
+    certificate that is not accepted counts as an engine that cannot be reached, and nothing is sent.
     """
 
     def __init__(
@@ -43,8 +44,7 @@ class Pool:
         url: str,
         *,
         limits: PoolLimits | None = None,
-        tls: ssl.SSLContext | None = None,
-        server_name: str | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
         """Raises ValueError for a url that is not http:// or https:// with a host."""
         parts = urlsplit(url)
@@ -53,8 +53,7 @@ class Pool:
         secure = parts.scheme == "https"
         self._host = parts.hostname
         self._port = parts.port or (443 if secure else 80)
-        self._tls = (tls or ssl.create_default_context()) if secure else None
-        self._server_name = server_name if secure else None
+        self._tls = (tls or ClientTls()) if secure else None
         self._prefix = parts.path.rstrip("/").encode("ascii")
         self._host_line = b"\r\nhost: " + parts.netloc.rpartition("@")[2].encode("ascii")
         self._limits = limits or PoolLimits()
@@ -184,10 +183,18 @@ class Pool:
         task.add_done_callback(partial(self._connected, exchange))
 
     async def _connect(self) -> ClientProtocol:
-        async with asyncio.timeout(self._limits.connect_s):
-            _, connection = await self._loop.create_connection(
-                self._new_connection, self._host, self._port, ssl=self._tls, server_hostname=self._server_name
-            )
+        async with asyncio.timeout(self._limits.connect_s):  # the handshake is part of it
+            if self._tls is None:
+                _, connection = await self._loop.create_connection(self._new_connection, self._host, self._port)
+            else:
+                _, connection = await self._loop.create_connection(
+                    self._new_connection,
+                    self._host,
+                    self._port,
+                    ssl=await client_context(self._tls),
+                    server_hostname=self._tls.server_name,
+                    ssl_shutdown_timeout=self._limits.connect_s,
+                )
         return connection
 
     def _new_connection(self) -> ClientProtocol:
@@ -213,7 +220,11 @@ class Pool:
 
     def _unreachable(self, exchange: Exchange, error: BaseException | None) -> None:
         self.stats.unreachable += 1
-        exchange.fail(EngineUnreachable("The engine cannot be reached.", detail=repr(error)))
+        fault = None if error is None or self._tls is None else tls_fault(error)
+        if fault is not None:
+            exchange.fail(EngineTlsError("The engine cannot be reached.", code=fault.code, detail=fault.message))
+        else:
+            exchange.fail(EngineUnreachable("The engine cannot be reached.", detail=repr(error)))
 
     def _begin_waiting(self) -> None:
         if self._waiting and not self._closed:

@@ -33,8 +33,8 @@ class ServerProtocol(asyncio.Protocol):
 
     __slots__ = (
         "_active", "_advancing", "_connections", "_deaf", "_draining", "_eof", "_handler", "_limits", "_loop",
-        "_paused", "_peer", "_reader", "_reading_paused", "_refusal", "_refused", "_refuser", "_stage", "_transport",
-        "_unsent", "_waited", "_winding_down",
+        "_paused", "_peer", "_reader", "_reading_paused", "_refusal", "_refused", "_refuser", "_stage", "_tls",
+        "_transport", "_unsent", "_waited", "_winding_down",
     )  # fmt: skip
 
     _transport: asyncio.Transport
@@ -56,6 +56,7 @@ class ServerProtocol(asyncio.Protocol):
         self._refused: Counter[int] = Counter() if refused is None else refused
         self._loop = asyncio.get_running_loop()
         self._peer = ""
+        self._tls = False
         self._active: Responder | None = None
         self._refusal: Refusal | None = None
         self._stage = _OPEN
@@ -76,6 +77,7 @@ class ServerProtocol(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
         peer = self._transport.get_extra_info("peername")
         self._peer = str(peer[0]) if isinstance(peer, tuple) else ""
+        self._tls = self._transport.get_extra_info("ssl_object") is not None
         self._reader = RequestReader(self._limits, self._peer)
         self._connections.add(self)
 
@@ -111,10 +113,12 @@ class ServerProtocol(asyncio.Protocol):
     def eof_received(self) -> bool:
         """A client may shut its side and still wait for its answer (RFC 9112 §9.6).
 
-        Whether it has left instead shows only when something is written. Before an answer begins, probes are; after
-        that, an engine that falls silent in mid-stream works on for a client that is gone until its next piece comes.
+        Whether it has left instead shows only when something is written, so probes are. Over TLS (asyncio knows no
+        half-closed one) it has left.
         """
         self._deaf = True
+        if self._tls:
+            return False
         waiting = self._reader.requests
         active = self._active
         if active is None and not waiting:
@@ -230,7 +234,8 @@ class ServerProtocol(asyncio.Protocol):
         # Closing while the client still sends would make its kernel drop our answer unread (RFC 9112 §9.6).
         self._stage = _LINGERING
         self._waited = 0.0
-        self._transport.write_eof()
+        if not self._tls:
+            self._transport.write_eof()
 
     def _close(self) -> None:
         """What is written is still sent."""
@@ -254,12 +259,16 @@ class ServerProtocol(asyncio.Protocol):
     def _probe(self, delay: float) -> None:
         """Tell a client that shut its side and waits from one that is gone: only a write shows the difference.
 
-        An interim answer may be sent at any time before the final one, and the peer of a closed socket resets.
+        An interim answer may be sent at any time before the final one, and the peer of a closed socket resets. In an
+        answer that has started, only whoever writes it knows what means nothing.
         """
         active = self._active
-        if active is None or active.started or active.http10 or self._transport.is_closing():
+        if active is None or active.http10 or self._transport.is_closing():
             return
-        self._transport.write(CONTINUE)
+        if not active.started:
+            self._transport.write(CONTINUE)
+        elif active.on_probe is not None:
+            active.on_probe()
         if delay <= _LAST_PROBE_S:
             self._loop.call_later(delay, self._probe, delay * 2)
 
@@ -303,6 +312,12 @@ class ServerProtocol(asyncio.Protocol):
             if self._active is not None:
                 self._active.stalled = True
             self._transport.abort()
+        elif self._waited > self._limits.linger_s and self._owes_nothing():
+            self._transport.abort()
+
+    def _owes_nothing(self) -> bool:
+        """All is sent, and TLS only waits for the client to confirm the end, as few do at once."""
+        return self._tls and self._stage == _CLOSING and not self._transport.get_write_buffer_size()
 
     def _sweep_reader(self, elapsed: float) -> None:
         limits, reader = self._limits, self._reader

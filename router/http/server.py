@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 from router.http.behind_proxy import ServerProtocolBehindProxy
 from router.http.connection import Handler, Refuser, ServerProtocol
@@ -110,10 +112,11 @@ async def serve(
     limits: Limits | None = None,
     sock: socket.socket | None = None,
     unix_path: str | None = None,
+    tls: ssl.SSLContext | None = None,
     behind: TrustedProxies | None = None,
     refuser: Refuser | None = None,
 ) -> Server:
-    """Listen on `sock`, else on `unix_path`, else on host and port (0: any). Raises OSError.
+    """Listen on `sock`, else on `unix_path`, else on host and port (0: any); with `tls`, for https. Raises OSError.
 
     `behind`: the proxies whose connections begin with the PROXY protocol; others' do not. `refuser`: see
     `ServerProtocol`.
@@ -134,14 +137,18 @@ async def serve(
             connection.wind_down()
         return connection
 
+    how: dict[str, Any] = {"backlog": _BACKLOG}
+    if tls is not None:
+        # Closing flushes, which a slow client may take as long for as for an answer.
+        how |= {"ssl": tls, "ssl_handshake_timeout": limits.head_s, "ssl_shutdown_timeout": limits.stall_s}
     if sock is not None:
-        listener = await loop.create_server(accept, sock=sock, backlog=_BACKLOG)
+        listener = await loop.create_server(accept, sock=sock, **how)
     elif unix_path is not None:
-        listener = await loop.create_unix_server(accept, unix_path, backlog=_BACKLOG)
+        listener = await loop.create_unix_server(accept, unix_path, **how)
     else:
-        listener = await loop.create_server(accept, host, port, backlog=_BACKLOG)
-    if unix_path is None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
-        for each in listener.sockets:  # accepted connections inherit it
+        listener = await loop.create_server(accept, host, port, **how)
+    for each in listener.sockets:
+        if each.family != socket.AF_UNIX and hasattr(socket, "TCP_NOTSENT_LOWAT"):  # accepted connections inherit it
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _KERNEL_UNSENT_BYTES)
     server = Server(listener, limits, connections, refused)
     return server

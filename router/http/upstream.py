@@ -31,7 +31,7 @@ class Receiver(Protocol):
     def on_error(self, error: EngineError) -> None:
         """Three cases, of which only the first has surely left no trace at the engine.
 
-        EngineUnreachable, code engine_unreachable: no connection.
+        EngineUnreachable, code engine_unreachable, or EngineTlsError: no connection.
         EngineUnreachable, code engine_no_answer: the connection was lost before an answer.
         EngineProtocolError: the answer is malformed, or cut short.
         """
@@ -262,6 +262,8 @@ class ClientProtocol(asyncio.Protocol):
             self._check_version()
         if status == _SWITCHING:
             raise EngineProtocolError("The engine switched protocols unasked.")
+        if status < 100:  # the parser would take it for a final answer
+            raise EngineProtocolError("The engine's answer has no valid status.")
         if status < 200:  # an interim answer: the final one follows
             return
         self._status = status

@@ -41,7 +41,14 @@ FAILURES_TO_SUSPECT = 3
 BUSY_S = 1.0
 BUSY_AT_MOST_S = 60.0
 """How long a rank is avoided that said it is busy: as long as it asked for, within these bounds."""
-UNREACHABLE = frozenset({"engine_unreachable", "EngineUnreachable"})
+UNREACHABLE = {
+    "engine_unreachable": "refused a connection",
+    "EngineUnreachable": "refused a connection",
+    "tls_verify_failed": "tls_verify_failed",
+    "tls_handshake_failed": "tls_handshake_failed",
+    "tls_files": "tls_files",
+}
+"""Errors that say nothing was sent, and what is shown of the rank for them."""
 BUSY = frozenset({"engine_429", "engine_503"})
 STUCK = 3
 STUCK_S = 5.0
@@ -377,7 +384,7 @@ class Brain:
             asked_s = outcome.retry_after_s or BUSY_S
             self._fleet.suspect(rank, "said it is busy", now=now, for_s=min(BUSY_AT_MOST_S, max(BUSY_S, asked_s)))
         elif error in UNREACHABLE:
-            self._fleet.suspect(rank, "refused a connection", now=now, for_s=UNREACHABLE_S)
+            self._fleet.suspect(rank, UNREACHABLE[error], now=now, for_s=UNREACHABLE_S)
         elif error in REFUSES_US:
             self._fleet.suspect(rank, "refuses the gateway's key", now=now)
         elif error == "engine_died":

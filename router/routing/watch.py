@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Mapping
 
 from router.core import Adapter, EngineFacts, Instance, Load
-from router.errors import EngineError, EngineUnreachable
+from router.errors import EngineError, EngineTlsError, EngineUnreachable
 from router.routing.fleet import Fleet, Health, Rank
 
 log = logging.getLogger("warmroute.feed")
@@ -79,7 +79,8 @@ class Watch:
             loads = await self._adapter.load(self._instance)
             self._answered(loads)
         except EngineError as error:
-            self._fail(type(error).__name__, refused=isinstance(error, EngineUnreachable))
+            reason = error.message if isinstance(error, EngineTlsError) else type(error).__name__
+            self._fail(reason, refused=isinstance(error, EngineUnreachable))
         except Exception as error:  # an adapter's mistake: the engine is watched on, and counts as not answering
             if not self._failed:  # once, not once a second
                 log.warning("looking at %s: %s", self._instance.id, type(error).__name__)

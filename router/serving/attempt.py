@@ -29,6 +29,7 @@ from router.serving.usage import find_usage, parse_object, usage_of_answer
 _WHOLE_BYTES = 8 << 20  # an answer larger than this is not gathered
 _ERROR_BYTES = 64 * 1024  # nobody needs more of an engine's error
 _TRANSLATED_BYTES = 1 << 20  # parsed and written again within some milliseconds; no chat is that long
+_NOTHING = b":\n\n"
 _USAGE_TAIL_BYTES = 64 * 1024  # where the usage of an answer that was not gathered is looked for
 
 
@@ -112,7 +113,7 @@ class Attempt:
         self._reply = reply
         self._booking_id = booking_id
         self._on_first_token = on_first_token
-        self._answer: Answer | WarmrouteError | None = None
+        self._answer: Answer | Exception | None = None
         self._status = 0
         self._content = JSON
         self._retry_after: bytes | None = None
@@ -141,7 +142,7 @@ class Attempt:
             yield self
         answer = self._answer
         assert answer is not None, "whoever waits is woken by the answer"
-        if isinstance(answer, WarmrouteError):
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
@@ -162,6 +163,11 @@ class Attempt:
     def in_events(self) -> bool:
         """The client is being sent events, so that an error can be said as one."""
         return self._relay is not None
+
+    @property
+    def amid(self) -> bool:
+        """Something has come that the client has not got: part of an event, or of an answer that is sent whole."""
+        return self._size > 0 if self._relay is None else self._relay.amid
 
     @property
     def inside(self) -> bool:
@@ -190,6 +196,23 @@ class Attempt:
 
     def on_data(self, data: bytes) -> None:
         self.received += len(data)
+        try:
+            self._take(data)
+        except Exception as mistake:
+            self._give_up(mistake)
+
+    def on_end(self) -> None:
+        try:
+            self._take_end()
+        except Exception as mistake:
+            self._give_up(mistake)
+
+    def _give_up(self, mistake: Exception) -> None:
+        """Ours. Raised here it would end the engine's connection, and leave the client waiting for ever."""
+        self.cancel()
+        self._end(mistake)
+
+    def _take(self, data: bytes) -> None:
         if self._decoder is not None:
             try:
                 data = self._decoder.decompress(data)
@@ -201,7 +224,7 @@ class Attempt:
         else:
             self._relay_events(self._relay, data)
 
-    def on_end(self) -> None:
+    def _take_end(self) -> None:
         relay = self._relay
         self.watch.end()
         if self._answer is not None:
@@ -211,7 +234,7 @@ class Attempt:
             return
         rest = relay.end()
         if rest:
-            self._pass_on(rest)
+            self._pass_on(relay, rest)
         self._end_of_stream(relay, EngineProtocolError("The engine's answer ended early."))
 
     def on_error(self, error: EngineError) -> None:
@@ -235,7 +258,7 @@ class Attempt:
         except EngineProtocolError as error:
             self.cancel(error)
 
-    def _end(self, answer: Answer | WarmrouteError) -> None:
+    def _end(self, answer: Answer | Exception) -> None:
         """The first answer counts. Whoever waits goes on from here, so this is the last thing done in a call."""
         if self._answer is None:
             self._answer = answer
@@ -245,10 +268,18 @@ class Attempt:
                 on_done()
 
     def _start(self, *content: bytes) -> None:
+        self._hold_back()
+        self._reply.start(*content)
+
+    def _hold_back(self) -> None:
         """A client that reads slowly makes the engine's connection wait, so that nothing piles up here."""
         responder = self._reply.responder
         responder.on_pause, responder.on_resume = self.exchange.pause, self.exchange.resume
-        self._reply.start(*content)
+        responder.on_probe = self._probe if self._relay is not None else None
+
+    def _probe(self) -> None:
+        if not self.inside:  # between two events a comment is nothing
+            self._reply.write(_NOTHING)
 
     # -- an event stream
 
@@ -259,13 +290,17 @@ class Attempt:
             self.watch.begun()
             self._on_first_token(self._booking_id)
         if passed:
-            self._pass_on(passed)
+            self._pass_on(relay, passed)
         if relay.done or relay.error is not None:
             self._ended_by_engine(relay)
 
-    def _pass_on(self, events: bytes) -> None:
+    def _pass_on(self, relay: EventRelay, events: bytes) -> None:
         reply = self._reply
         if not reply.started:
+            if not (relay.events or relay.inside):  # an engine's own comments begin no answer, either
+                self._hold_back()
+                reply.comment(events)
+                return
             self._start()
         reply.write(events)
 
@@ -292,6 +327,9 @@ class Attempt:
     def _gather(self, data: bytes) -> None:
         if not self._size:
             self.watch.begun()
+        if self._reply.waiting and self._status == 200:
+            self.cancel(EngineProtocolError("The engine answered with something else than a stream."))
+            return
         self._size += len(data)
         if self._reply.started:
             self._reply.write(data)

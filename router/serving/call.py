@@ -60,15 +60,15 @@ class HttpRequest(Protocol):
 class Call:
     """One request.
 
-    body    the client's, decoded of any content coding
-    fields  what a parser makes of it
-    form    if it is one, and no JSON
-    trace   the client's headers that its engine gets: `forwarded`, unless Connection says that they are for us alone
+    body       the client's, decoded of any content coding
+    fields     what a parser makes of it
+    form       if it is one, and no JSON
+    forwarded  the client's headers that its engine gets: `forward`, unless Connection says that they are for us alone
     """
 
     __slots__ = (
-        "api", "body", "choices", "fields", "form", "limits", "named", "path", "salt", "session", "stream", "trace",
-        "wants_usage",
+        "api", "body", "choices", "fields", "form", "forwarded", "limits", "named", "path", "salt", "session",
+        "stream", "wants_usage",
     )  # fmt: skip
 
     def __init__(
@@ -78,7 +78,7 @@ class Call:
         *,
         headers: Headers,
         models: Models,
-        forwarded: frozenset[bytes] = TRACE_HEADERS,
+        forward: frozenset[bytes] = TRACE_HEADERS,
         form: Form | None = None,
     ) -> None:
         """`path`: as engines know it. `headers`: the first value of each. Raises BadRequest and UnknownModel."""
@@ -94,15 +94,13 @@ class Call:
         self.choices = 1
         self.salt: str | None = None
         self.session: str | None = None
-        self.trace: Sequence[Header] = ()
+        self.forwarded: Sequence[Header] = () if form is None else ((b"content-type", form.content_type),)
         if form is None and not _RARE_FIELDS.isdisjoint(fields):
             self._read_rare_fields(fields)
         if not _RARE_HEADERS.isdisjoint(headers):
             self._read_rare_headers(headers)
-        if not forwarded.isdisjoint(headers):
-            self.trace = _passed_on(headers, forwarded)
-        if form is not None:
-            self.trace = [*self.trace, (b"content-type", form.content_type)]
+        if not forward.isdisjoint(headers):
+            self.forwarded = (*self.forwarded, *_passed_on(headers, forward))
 
     def _read_rare_fields(self, fields: Mapping[str, Any]) -> None:
         self.api.check(fields)
@@ -179,7 +177,7 @@ def read_call(
         raise BodyTooLarge(f"The request body is larger than {body_limit} bytes.")
     if path in FORMS:
         return _read_form(headers, body, path, models, forwarded)
-    return Call(path, body, headers=headers, models=models, forwarded=forwarded)
+    return Call(path, body, headers=headers, models=models, forward=forwarded)
 
 
 async def _read_encoded(
@@ -190,12 +188,12 @@ async def _read_encoded(
         raise BodyTooLarge(f"The request body is larger than {limit} bytes.")
     if path in FORMS:
         return await _read_form(headers, body, path, models, forwarded)
-    return Call(path, body, headers=headers, models=models, forwarded=forwarded)
+    return Call(path, body, headers=headers, models=models, forward=forwarded)
 
 
 async def _read_form(headers: Headers, body: bytes, path: str, models: Models, forwarded: frozenset[bytes]) -> Call:
     form = await read_form(body, headers.get(b"content-type", b""))
-    return Call(path, body, headers=headers, models=models, forwarded=forwarded, form=form)
+    return Call(path, body, headers=headers, models=models, forward=forwarded, form=form)
 
 
 def parse_body(body: bytes) -> dict[str, Any]:

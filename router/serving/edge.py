@@ -72,7 +72,6 @@ class Edge:
             self._routes[path] = ("POST", partial(self._complete, upstream, APIS[upstream]))
         for prefix in ("/v1", ""):
             self._routes[prefix + "/models"] = ("GET", self._list_models)
-        self._completions = frozenset(path for path, (method, _) in self._routes.items() if method == "POST")
 
     @property
     def running(self) -> int:
@@ -111,8 +110,9 @@ class Edge:
     def refuse(self, request: Request, responder: Responder, refusal: Refusal) -> None:
         """Answer a request of which the HTTP server has read the head, and not the whole body."""
         reply = self._reply(request.named, responder)
+        reply.api = APIS.get(ROUTES.get(request.path, ""), OPENAI)
         error = _REFUSALS.get(refusal.status, BadRequest)(refusal.message)
-        if request.path in self._completions:
+        if request.path in ROUTES:
             self._gateway.refuse(request, reply, error)
         else:
             reply.fail(error)

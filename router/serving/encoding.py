@@ -21,6 +21,7 @@ _GZIP, _ZLIB, _RAW = 31, 15, -15  # zlib's wbits
 _MEMBERS = 1024  # of which one body may consist: each costs about 2 µs, however short
 _FIRST_PIECE = 512
 _UNFOLDED_BYTES = 16 << 20  # what one read of an answer may become: a read has at most 256 KiB
+_ANSWER_MEMBERS = 256  # in one read of an answer
 _ZSTD_PIECE = 1024  # becomes at most 32 MiB, however hostile: a block is 4 bytes or more, and 128 KiB when unfolded
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -93,15 +94,16 @@ class _Zlib:
             self._plain = data[0] in _TEXT
         if self._plain:
             return data
-        unfolded = b""
+        unfolded, members = b"", 0
         while data:  # one gzip file may be several, one after the other
+            members += 1
             if self._member is None or self._member.eof:
                 self._member = zlib.decompressobj(self._wbits)
             try:
                 unfolded += self._member.decompress(data, _UNFOLDED_BYTES - len(unfolded) + 1)
             except zlib.error as error:
                 raise CorruptAnswer(repr(error)) from error
-            if len(unfolded) > _UNFOLDED_BYTES:
+            if len(unfolded) > _UNFOLDED_BYTES or members > _ANSWER_MEMBERS:
                 raise CorruptAnswer("it unfolds without a bound")
             data = self._member.unused_data if self._member.eof and self._wbits == _GZIP else b""
         return unfolded

@@ -22,7 +22,7 @@ from enum import StrEnum
 
 import msgspec
 
-from router.errors import EngineTimeout, EngineUnreachable, WarmrouteError
+from router.errors import EngineTimeout, EngineTlsError, EngineUnreachable, WarmrouteError
 from router.serving.openai_errors import EngineFailure, EngineRefusal
 
 FIRST_TOKEN_TIMEOUT = "ttft_timeout"
@@ -63,6 +63,8 @@ class FailoverRule(msgspec.Struct, frozen=True):
 
 def fault_of(error: WarmrouteError) -> Fault | None:
     """What an engine did wrong, so far as its answer tells. None: it did not, or it cannot be undone."""
+    if isinstance(error, EngineTlsError):
+        return Fault.REFUSED
     if isinstance(error, EngineUnreachable):
         return Fault.REFUSED if error.code == EngineUnreachable.code else Fault.RESET
     if isinstance(error, EngineFailure):

@@ -10,13 +10,23 @@ import traceback
 from collections.abc import Awaitable, Callable, Sequence
 
 from router.core import Ask, Booking, DeliveredSource, Finish, Outcome, Placement, Prompt
-from router.errors import ClientError, EngineTimeout, NoEngine, RoomFull, ShuttingDown, WaitedTooLong, WarmrouteError
+from router.errors import (
+    ClientError,
+    EngineTimeout,
+    NoEngine,
+    Quarantined,
+    RoomFull,
+    ShuttingDown,
+    WaitedTooLong,
+    WarmrouteError,
+)
 from router.http.messages import Request, header_lines
 from router.serving.attempt import Answer, Attempt
 from router.serving.call import TRACE_HEADERS, Call, read_call
 from router.serving.failover import Fault, RetryBudget, Tries, fault_of
+from router.serving.keep_alive import KeepAlive
 from router.serving.models import Models, Named
-from router.serving.openai_errors import CONTEXT_LENGTH_EXCEEDED, EngineFailure, class_of
+from router.serving.openai_errors import CONTEXT_LENGTH_EXCEEDED, class_of
 from router.serving.proxy import Proxy
 from router.serving.quarantine import Quarantine
 from router.serving.reply import Reply
@@ -37,7 +47,8 @@ class Passage:
     """What has become of one request so far; at its end, its Outcome."""
 
     __slots__ = (
-        "access", "asked_model", "attempt", "attempts", "began", "booking", "call", "prompt", "queue_s", "started_at",
+        "access", "asked_model", "attempt", "attempts", "began", "booking", "call", "keep_alive", "prompt", "queue_s",
+        "started_at",
     )  # fmt: skip
 
     def __init__(self, access: Listener | None) -> None:
@@ -49,12 +60,16 @@ class Passage:
         self.prompt: Prompt | None = None
         self.booking: Booking | None = None
         self.attempt: Attempt | None = None
+        self.keep_alive: KeepAlive | None = None
         self.attempts = 0
         self.queue_s = 0.0
 
     @property
     def age_s(self) -> float:
         return time.monotonic() - self.began
+
+    def is_amid(self) -> bool:
+        return self.attempt is not None and self.attempt.amid
 
     def outcome(
         self, reply: Reply, *, status: int, finish: Finish, error: str = "", retry_after_s: float | None = None
@@ -152,6 +167,10 @@ class Gateway:
             if call.named.model.split:
                 passage.asked_model, call = call.named.model.name, self._of_arm(call)
             passage.call = call
+            every_s = call.named.model.keep_alive_comments_s
+            if every_s is not None and call.stream:
+                loop = asyncio.get_running_loop()
+                passage.keep_alive = KeepAlive(reply, every_s, is_amid=passage.is_amid, loop=loop)
             self.budget.request()
             if self._quarantine and self._quarantine.holds(call.body):
                 raise _deadly()
@@ -323,6 +342,8 @@ class Gateway:
             reply.break_off(None)
 
     def _end(self, passage: Passage, outcome: Outcome) -> None:
+        if passage.keep_alive is not None:
+            passage.keep_alive.stop()
         if passage.prompt is not None and passage.call is not None and outcome.usage is not None:
             passage.call.named.model.prompts.observe(passage.prompt, outcome.usage.input_tokens)
         self._give_back(passage, outcome)
@@ -342,7 +363,7 @@ class Gateway:
         answered = final and isinstance(error, ClientError) and not reply.started
         return passage.outcome(
             reply,
-            status=reply.status if reply.started else reply.api.status(error),
+            status=reply.status if final and reply.status else reply.api.status(error),
             finish="complete" if answered else "upstream_failed",
             error=class_of(error),
             retry_after_s=error.retry_after_s,
@@ -390,10 +411,8 @@ async def _sleep(seconds: float) -> None:
         await asyncio.ensure_future(asyncio.sleep(seconds))
 
 
-def _deadly() -> EngineFailure:
-    error = EngineFailure(502)
-    error.message, error.code = "Engines that took this request died. It is not given to another.", "quarantined"
-    return error
+def _deadly() -> Quarantined:
+    return Quarantined("Engines that took this request died. It is not given to another.")
 
 
 async def _or_unread(prompt: Awaitable[Prompt], call: Call) -> Prompt:

@@ -33,7 +33,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     """One public model. `aliases` and `loras` are further names for it; a LoRA's name also chooses the adapter.
 
     fallbacks: models to ask when its engines cannot answer. larger: when a prompt is too long for it. split: models
-    that share its requests.
+    that share its requests. keep_alive_comments_s: how often a waiting stream gets a comment.
     """
 
     name: str
@@ -47,6 +47,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     fallbacks: tuple[str, ...] = ()
     larger: tuple[str, ...] = ()
     split: tuple[Arm, ...] = ()
+    keep_alive_comments_s: float | None = None
 
 
 class Named(NamedTuple):

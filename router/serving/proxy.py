@@ -66,8 +66,8 @@ class Proxy:
             call.path if translation is None else translation.path, booking.rank if booking.target_rank else None
         )
         lines = b"%b\r\nx-request-id: %b" % (route.lines, reply.upstream_id)
-        if call.trace:
-            lines += header_lines(call.trace)
+        if call.forwarded:
+            lines += header_lines(call.forwarded)
         if translation is None:
             body = call.upstream_body(booking.served, route.fields)
         else:

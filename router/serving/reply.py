@@ -33,6 +33,7 @@ class Responder(Protocol):
     stalled: bool
     on_gone: Callable[[], None] | None
     on_pause: Callable[[], None] | None
+    on_probe: Callable[[], None] | None
     on_resume: Callable[[], None] | None
 
     def send_lines(self, status: int, lines: bytes, body: bytes) -> None: ...
@@ -51,9 +52,10 @@ class Reply:
     upstream_id  what engines know it by: ours from its first byte, so that no client can take another's
     status       what the client was told, 0 for nothing yet
     api          whose shape errors have
+    waiting      a stream is open in which there are comments only: what comes of it is as open as before
     """
 
-    __slots__ = ("api", "lines", "receipt", "request_id", "responder", "status", "upstream_id", "write")
+    __slots__ = ("api", "lines", "receipt", "request_id", "responder", "status", "upstream_id", "waiting", "write")
 
     def __init__(self, responder: Responder, lines: bytes, *, request_id: str, upstream_id: bytes) -> None:
         self.responder = responder
@@ -62,12 +64,14 @@ class Reply:
         self.upstream_id = upstream_id
         self.receipt = b""
         self.status = 0
+        self.waiting = False
         self.api: Api = OPENAI
         self.write = responder.write
 
     @property
     def started(self) -> bool:
-        return self.responder.started
+        """The client has some of an answer."""
+        return self.responder.started and not self.waiting
 
     def json(self, value: Any, *, status: int = 200) -> None:
         self.whole(status, JSON, orjson.dumps(value))
@@ -83,8 +87,18 @@ class Reply:
 
     def start(self, content: bytes = _STREAM) -> None:
         """Begin an answer of unknown length: an event stream unless said otherwise."""
+        if self.waiting:  # one that is open already
+            self.waiting = False
+            return
         self.status = 200
         self.responder.start_lines(200, content + self.lines + self.receipt)
+
+    def comment(self, comments: bytes) -> None:
+        """Whole comments, before an event stream has anything else in it."""
+        if not self.responder.started:
+            self.start()
+            self.waiting = True
+        self.write(comments)
 
     def finish(self, tail: bytes = b"") -> None:
         if tail:
@@ -93,6 +107,9 @@ class Reply:
 
     def fail(self, error: WarmrouteError) -> None:
         """Say `error` instead of an answer."""
+        if self.waiting:
+            self.break_off(error)
+            return
         if error.retry_after_s is not None:
             self.lines += b"\r\nretry-after: %d" % ceil(error.retry_after_s)
         self.whole(self.api.status(error), JSON, self.api.render(error, self.request_id))

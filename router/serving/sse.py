@@ -73,6 +73,11 @@ class EventRelay:
         self.inside = False
 
     @property
+    def amid(self) -> bool:
+        """Part of an event has come, and not the rest."""
+        return self.inside or bool(self._held)
+
+    @property
     def complete(self) -> bool:
         """The answer is whole: the engine said so."""
         return self.error is None and self.done

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
@@ -111,7 +112,7 @@ class Engine:
     """`ports`: its event publishers, one a rank as a rule; none: it publishes nothing, and has one rank.
 
     `seen` holds the completion requests that came, in order. `started_at`, `asleep` and `capacity_tokens` show in its
-    metrics and may be changed while it runs.
+    metrics and may be changed while it runs. With `tls` it speaks https.
     """
 
     def __init__(
@@ -123,11 +124,14 @@ class Engine:
         ports: Sequence[EventPort] | None = None,
         ranks: int | None = None,
         capacity_tokens: int = 1 << 20,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.name = name
         self.script = script
         self.ports = [EventPort()] if ports is None else list(ports)
         self.seen: list[Exchange] = []
+        self.asked: list[str] = []  # every path but those
+        self._tls = tls
         self.started_at = 1_700_000_000.25
         self.asleep = False
         self.block_size = block_size
@@ -139,8 +143,9 @@ class Engine:
     async def __aenter__(self) -> Engine:
         for port in self.ports:
             await port.start()
-        self._server = await asyncio.start_server(self._connection, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self._server = await asyncio.start_server(self._connection, "127.0.0.1", 0, ssl=self._tls)
+        scheme = "https" if self._tls else "http"
+        self.url = f"{scheme}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -150,6 +155,11 @@ class Engine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for port in self.ports:
             await port.stop()
+
+    def hang_up(self) -> None:
+        """Every connection is closed."""
+        for task in list(self._tasks):
+            task.cancel()
 
     @property
     def port(self) -> EventPort:
@@ -182,6 +192,7 @@ class Engine:
             self.seen.append(exchange)
             await self.script(exchange)
         else:
+            self.asked.append(exchange.path)
             await self._tell(exchange)
 
     async def _tell(self, exchange: Exchange) -> None:

@@ -308,6 +308,7 @@ class TestAnAnswerCompressedOnItsWay:
             (zstandard.compress(self.WHOLE)[:-3], "zstd"),
             (zstandard.compress(self.WHOLE)[::-1], "zstd"),
             (bomb, "gzip"),
+            (gzip.compress(b"") * 500 + gzip.compress(self.WHOLE), "gzip"),
             (zstandard.compress(bytes(64 << 20)), "zstd"),
         ):
             headers = (f"content-encoding: {coding}",) if coding else ()

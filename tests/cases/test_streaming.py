@@ -209,6 +209,33 @@ class TestKeepAliveCommentsOfAnEngine:
         assert receipt["ttft_s"] >= waited
         assert (receipt["finish"], receipt["events"]) == ("complete", 1)
 
+    async def test_ours_come_before_the_first_event_and_never_in_one(self, stand: Stand) -> None:
+        go_on, beat = asyncio.Event(), 0.02
+
+        async def script(exchange: Exchange) -> None:
+            await exchange.begin_stream()
+            await exchange.chunk(b": of the engine\n\n")
+            await go_on.wait()
+            await exchange.chunk(self.HALF)
+            await asyncio.sleep(5 * beat)
+            await exchange.chunk(self.REST)
+            await exchange.chunk(b"")
+
+        await stand.start(Engine(script=script), model={"keep_alive_comments_s": beat})
+        heard = b""
+        async with stand.streamed(client_bodies("10")[0]) as answer:
+            parts = answer.aiter_raw()
+            while heard.count(b": keep-alive\n\n") < 3:
+                heard += await anext(parts)
+            go_on.set()
+            heard += b"".join([part async for part in parts])
+        comments, event_, done = heard.partition(self.HALF + self.REST)
+        assert comments.replace(b": keep-alive\n\n", b"") == b": of the engine\n\n"
+        assert (event_, done) == (self.HALF + self.REST, b"")
+        receipt = await stand.receipt(answer)
+        assert receipt["ttft_s"] >= 3 * beat
+        assert (receipt["finish"], receipt["events"]) == ("complete", 1)
+
     @pytest.mark.parametrize("cut", [1, 7])
     async def test_wherever_the_network_cuts_them(self, stand: Stand, cut: int) -> None:
         chunk = self.HALF + self.REST.partition(b"\n\n")[0] + b"\n\n"

@@ -141,7 +141,7 @@ async def test_sigterm_drains_and_nobody_notices(site: Site) -> None:
     call = case_input("69")["client"][0]
     asked, count = call["json"], call["concurrent"]
     engine: HeldEngine = await site.enter(HeldEngine(served=asked["model"]))
-    drain = {"accept_s": 1.0, "finish_s": 30}
+    drain = {"accept_s": 3.0, "finish_s": 60}
     site.configured(
         {"url": engine.url}, models={asked["model"]: OWN["own"]}, listen={"drain": drain, "access_log": True}
     )
@@ -432,13 +432,33 @@ async def test_a_model_is_read_otherwise_without_a_pause(site: Site) -> None:
     before = await client.ask(chat(essay("reading")))
     assert (await client.receipt(before.id))["prompt_source"] == "exact"
     site.write(engine, models={"*": {"tokenizer": "none"}})
-    assert (await reloaded(client))["changed"] == ["models['*']"]
+    answer = await reloaded(client)
+    assert (answer["changed"], answer["prompts_read_anew"]) == (["models['*']"], ["demo"])
 
     async def unread() -> bool:
         found = await client.ask(chat(essay("reading")))  # answered at any time
         return (await client.receipt(found.id))["prompt_source"] == "approximate"
 
     await until(unread, what="prompts are not tokenized any more")
+
+
+async def test_a_template_that_was_edited_in_its_place_is_read_anew(site: Site) -> None:
+    engine = await site.engine()
+    template = site.folder / "chat.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    models = {"*": {"tokenizer": "demo", "chat_template": str(template), "parity": "off"}}
+    client = await site.gateway(engine, models=models)
+    tokens = (await client.explain(chat("hello")))["request"]["tokens"]
+    assert (await reloaded(client))["prompts_read_anew"] == []
+    template.write_text("{% for m in messages %}{{ m.content }} and much more of it{% endfor %}")
+    answer = await reloaded(client)
+    assert (answer["changed"], answer["prompts_read_anew"]) == ([], ["demo"])
+
+    async def longer() -> bool:
+        return bool((await client.explain(chat("hello")))["request"]["tokens"] > tokens)
+
+    await until(longer, what="prompts are longer")
+    assert (await reloaded(client))["prompts_read_anew"] == []
 
 
 async def test_a_model_that_nobody_serves_any_more_is_unknown(site: Site, engine: HeldEngine) -> None:

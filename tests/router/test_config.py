@@ -14,6 +14,7 @@ from router import config
 from router.core import Rates
 from router.errors import ConfigError
 from router.lab.profiles import PROFILES
+from tests.certificates import Authority, needs_openssl
 
 ENGINES = "engines: [{url: http://127.0.0.1:8000}]\n"
 TWO = "engines: [{url: 'http://a:1', model: m}, {url: 'http://b:1', model: n}]"
@@ -95,6 +96,14 @@ def test_what_fits_together_is_checked_beside_invalid_values(folder: Folder) -> 
     ]
 
 
+@needs_openssl
+def test_the_proxy_protocol_does_not_go_with_tls_of_ours(folder: Folder) -> None:
+    pair = Authority(folder.path, "ca")
+    tls = f"tls: {{cert: {pair.cert}, key: {pair.key}}}"
+    (mistake,) = folder.mistakes(f"listen: {{proxy_protocol: true, trusted_proxies: [10.0.0.0/8], {tls}}}\n" + ENGINES)
+    assert mistake.startswith("1: listen.proxy_protocol: comes before TLS, which is not supported")
+
+
 def test_addresses_and_header_names_are_read_as_people_write_them(folder: Folder) -> None:
     text = "listen: {trusted_proxies: [10.0.0.5, 10.0.0.0/8, '2001:db8::/32'], forward_headers: [X-Team]}\n"
     listen = folder.load(text + ENGINES).listen
@@ -116,7 +125,7 @@ def test_addresses_and_header_names_are_read_as_people_write_them(folder: Folder
         ("admin: 3\n" + ENGINES, "1: admin: must be a mapping of keys to values"),
         ("listen: &a {cors: *a}\n" + ENGINES, "1: listen.cors: contains itself through an alias"),
         ("policy: {weights: {queue: -1}}\n" + ENGINES, "1: policy.weights.queue: must be greater than or equal to 0"),
-        ("listen: {port: !!int x}\n" + ENGINES, "1: listen.port: is no int, as its tag !!int says (leave that out)"),
+        ("listen: {port: !!int x}\n" + ENGINES, "1: listen.port: is no int, as its tag says (leave the tag out)"),
         ("listen: {keep_alive_s: !!float x}\n" + ENGINES, "1: listen.keep_alive_s: is no float, as its tag"),
         ("policy: {weights: {queue: !!python/name:os.x 1}}\n" + ENGINES, "1: policy.weights.queue: the tag"),
         ("policy: {ttft_slo_s: 0}\n" + ENGINES, "1: policy.ttft_slo_s: must be greater than 0"),
@@ -183,6 +192,9 @@ def test_addresses_and_header_names_are_read_as_people_write_them(folder: Folder
         ("models: {a: {tokenizer: tiktoken:x}}\n" + ENGINES, "1: models.a.tokenizer: must be tiktoken:NAME@FILE"),
         ("models: {a: {chat_template: no.jinja}}\n" + ENGINES, "1: models.a.chat_template: there is no file"),
         ("state_dir: ${A\n" + ENGINES, "1: state_dir: has a broken reference"),
+        (ENGINES + "listen: {port: !!int many}", "2: listen.port: is no int, as its tag says"),
+        (ENGINES + "listen: {port: !!null 5}", "2: listen.port: is no null, as its tag says"),
+        ("a: " + "[" * 2000, "is nested too deeply"),
     ],
 )
 def test_one_mistake(folder: Folder, text: str, mistake: str) -> None:

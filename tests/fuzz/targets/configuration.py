@@ -8,7 +8,7 @@ WORDS = (
     b"\n", b"  ", b"- ", b": ", b"a: ", b"b:\n", b"? ", b"[", b"]", b"{", b"}", b"&x ", b"*x", b"<<: *x\n",
     b"!!int ", b"!x ", b"${HOME}", b"${NO:-d}", b"${", b"$${", b"os.environ/HOME", b"true", b"~", b"0x1", b"1e9",
     b".5", b"'", b'"', b"|\n", b">\n", b"#", b"---\n", b"...\n", b"%YAML 1.1\n", b"\t", b"\xff", b"\xef\xbb\xbf",
-    b"\\x", b"\0", b"[" * 300, b"- " * 300,
+    b"\\x", b"\0", b"- " * 30,
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import h11
@@ -23,6 +24,10 @@ WORDS = (
     b"Connection: keep-alive\r\n", b"Connection: upgrade\r\nUpgrade: h2c\r\n", b"Keep-Alive: timeout=5, max=9\r\n",
     b"X: \xff\r\n", b" folded\r\n", b";ext=1", b"abcde", b"T: u\r\n",
 )  # fmt: skip
+
+
+_ODD_PHRASE = re.compile(rb"HTTP/1\.[01] \d{3} [^\r\n]*[\0-\x08\x0b-\x1f\x7f]").search
+"""Control characters in a reason phrase, which goes no further: llhttp takes them, h11 does not."""
 
 
 class _Pool:
@@ -117,7 +122,7 @@ def _compare_with_h11(text: bytes, told: tuple[Any, ...], free: int) -> None:
     """What we call a whole answer is one to h11 as well, the same one; and a kept connection has nothing left over."""
     head, body, end, _ = told
     theirs = _read_with_h11(text)
-    if end != "end":
+    if end != "end" or _ODD_PHRASE(text):
         return
     assert theirs is not None, "what we accept, h11 refuses"
     status, headers, their_body, rest = theirs

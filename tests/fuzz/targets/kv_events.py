@@ -44,7 +44,8 @@ def target(data: bytes) -> None:
     assert batch.skipped + len(batch.events) == len(raw)
     for event in batch.events:
         _check(event)
-    _check_index(batch.events)
+    if batch.events:
+        _check_index(batch.events)
 
 
 def _check(event: KVEvent) -> None:

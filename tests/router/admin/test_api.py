@@ -129,6 +129,45 @@ async def test_a_reload_of_nonsense_is_400_with_every_mistake(
     assert answer.json()["error"]["code"] == "invalid_config"
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "message"),
+    [
+        ("GET", "/admin/v1/requests/r-9", 404, "no receipt of 'r-9': only the last ones are kept"),
+        ("GET", "/admin/v1/requests?limit=0", 422, "limit: Input should be greater than or equal to 1"),
+        ("POST", "/admin/v1/explain?path=x", 422, "path: Input should be '/v1/chat/completions', "),
+        ("POST", "/admin/v1/fleet", 405, "Method Not Allowed"),
+        ("GET", "/admin/v1/nothing", 404, "Not Found"),
+    ],
+)
+async def test_every_error_is_the_same_object(
+    client: httpx.AsyncClient, method: str, path: str, status: int, message: str
+) -> None:
+    answer = await client.request(method, path)
+    assert answer.status_code == status
+    assert answer.json()["error"]["message"].startswith(message)
+    assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
+async def test_the_schema_says_what_is_answered(client: httpx.AsyncClient) -> None:
+    paths = (await client.get("/openapi.json")).json()["paths"]
+    answered = {
+        (path, "post" if path.endswith("explain") else "get", str(answer.status_code)): answer.headers["content-type"]
+        for path, answer in (
+            ("/readyz", await client.get("/readyz")),
+            ("/metrics", await client.get("/metrics")),
+            ("/admin/v1/requests/{request_id}", await client.get("/admin/v1/requests/r-9")),
+            ("/admin/v1/explain", await client.post("/admin/v1/explain", content=b"hello")),
+            ("/admin/v1/trace", await client.get("/admin/v1/trace")),
+        )
+    }
+    for (path, method, status), content_type in answered.items():
+        documented = paths[path][method]["responses"][status]
+        assert content_type.partition(";")[0] in documented.get("content", {"application/json": {}})
+        assert "default" in paths[path][method]["responses"]
+    assert "503" in paths["/readyz"]["get"]["responses"]
+    assert paths["/admin/v1/explain"]["post"]["requestBody"]["required"]
+
+
 async def test_in_one_process() -> None:
     server = AdminServer(FakeLive(), host="127.0.0.1", port=0)
     port = await server.start()

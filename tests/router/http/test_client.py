@@ -343,6 +343,7 @@ BROKEN = {
     "folded line": [b"HTTP/1.1 200 OK\r\nX: a\r\n b\r\nContent-Length: 0\r\n\r\n"],
     "bad chunk": [_STREAM_HEAD + b"zz\r\n"],
     "bad status": [b"HTTP/1.1 20 OK\r\n\r\n"],
+    "status below 100": [b"HTTP/1.1 050 Continue\r\n\r\nP"],
     "switching protocols": [b"HTTP/1.1 101 S\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nab"],
     "switching protocols to nothing": [b"HTTP/1.1 101 S\r\n\r\nab"],
     "HTTP/2.0": [b"HTTP/2.0 200 OK\r\nContent-Length: 0\r\n\r\n"],

@@ -7,8 +7,10 @@ import logging
 import struct
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from router.http.messages import Limits, Request
+from router.http.messages import Limits, Refusal, Request
 from router.http.proxies import Client, Preamble, TrustedProxies, read_preamble
 from router.http.server import serve
 
@@ -87,6 +89,17 @@ def test_a_preamble_is_read_however_it_is_cut(data, address):
     for end in range(len(data)):
         assert read_preamble(data[:end]) is None
     assert read_preamble(data) == read_preamble(data + _GET) == Preamble(len(data), address)
+
+
+@given(st.sampled_from([*_PREAMBLES, b""]), st.integers(0, 240), st.binary(max_size=120))
+def test_arbitrary_bytes_are_a_preamble_or_refused(start, cut, rest):
+    data = start[:cut] + rest
+    try:
+        found = read_preamble(data)
+    except Refusal:
+        return
+    assert found is None or 0 < found.size <= len(data)
+    assert found is not None or len(data) < 16 + 4096
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,55 @@ async def test_a_client_that_shuts_its_side_gets_its_answer(stand: Stand, body: 
     assert stand.outcome.finish == "complete"
 
 
+@pytest.mark.parametrize("tokens", [0, 1])
+async def test_a_client_that_closes_is_gone_even_if_the_engine_is_silent(stand: Stand, tokens: int) -> None:
+    """Closing looks like shutting one's side until something is written. Before an answer, and within one."""
+    left = asyncio.Event()
+
+    async def silent(side: EngineSide) -> None:
+        if tokens:
+            await side.raw(STREAM_HEAD)
+            await side.chunk(b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":null}]}\n\n')
+        await side.until_gone()
+        left.set()
+
+    await stand.start(silent)
+    reader, writer = await stand.connect()
+    writer.write(post(STREAM, b"Host: a"))
+    if tokens:
+        await reader.readuntil(b"hi")
+    else:
+        await stand.until(lambda: bool(stand.engine.seen))
+    writer.close()
+    await asyncio.wait_for(left.wait(), 5)
+    await stand.until(lambda: bool(stand.outcomes))
+    assert stand.outcome.finish == "client_gone"
+
+
+async def test_a_client_that_shuts_its_side_in_mid_stream_gets_the_rest(stand: Stand) -> None:
+    go_on = asyncio.Event()
+    part = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":null}]}\n\n'
+
+    async def pausing(side: EngineSide) -> None:
+        await side.raw(STREAM_HEAD)
+        await side.chunk(part)
+        await go_on.wait()
+        await side.chunk(EVENTS + DONE)
+        await side.raw(b"0\r\n\r\n")
+
+    await stand.start(pausing)
+    reader, writer = await stand.connect()
+    writer.write(post(STREAM, b"Host: a"))
+    head = await reader.readuntil(b"hi")
+    writer.write_eof()
+    probe = await reader.readuntil(b"3\r\n:\n\n\r\n")
+    go_on.set()
+    answer = Answered(head + probe + await reader.read())
+    assert not answer.broken
+    assert answer.body.replace(b":\n\n", b"") == part + EVENTS + DONE
+    assert stand.outcome.finish == "complete"
+
+
 async def test_http10_is_answered_without_chunks(stand: Stand) -> None:
     await stand.start(engine)
     for body, expected in ((BODY, ANSWER), (STREAM, EVENTS + DONE)):

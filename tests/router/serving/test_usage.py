@@ -85,3 +85,7 @@ def test_it_is_read_as_by_a_parser(usage: object, other: dict[str, Any], doubled
 
 def test_usage_beside_a_lone_surrogate() -> None:
     assert usage_of_answer(b'{"text":"\\ud83d","usage":{"prompt_tokens":3}}') == Usage(3, 0, None)
+
+
+def test_usage_beside_what_is_nested_very_deep() -> None:
+    assert usage_of_answer(b'{"a":%b,"usage":{"prompt_tokens":3}}' % (b"[" * 1000 + b"]" * 1000)) == Usage(3, 0, None)
