@@ -46,11 +46,11 @@ def written(body: Any) -> bytes:
     return body if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False).encode()
 
 
-def request_head(body: Any, headers: Mapping[str, str]) -> bytes:
-    """Of a chat completion; the connection ends with its answer."""
+def request_head(body: Any, headers: Mapping[str, str], *, path: str = CHAT) -> bytes:
+    """Of a completion; the connection ends with its answer."""
     lines = {"host": "x", "connection": "close", "content-length": str(len(written(body))), **headers}
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-    return f"POST {CHAT} HTTP/1.1\r\n{head}\r\n".encode()
+    return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode()
 
 
 def ids_body(tokens: list[int]) -> dict[str, Any]:

@@ -282,3 +282,69 @@ async def test_a_line_without_an_end_takes_no_memory_and_ends_as_an_error(stand:
     assert (receipt["finish"], receipt["usage"], receipt["delivered_source"]) == ("upstream_failed", None, "none")
     metrics = await stand.metrics()
     assert metrics['warmroute_errors_total{error="engine_protocol_error",model="m-chat"}'] == 1
+
+
+# https://github.com/BerriAI/litellm/issues/33404, https://github.com/open-webui/open-webui/issues/29628
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+async def test_a_stream_that_is_reset_never_ends_as_if_whole(stand: Stand, api: str) -> None:
+    """One error in the words of the client's API, no end, no second attempt, and an Outcome that says what was sent."""
+    began = {
+        "chat": [event(chunk) for chunk in case_input("07")["upstream"][0]["sse"]],
+        "responses": [
+            named("response.created", response={"id": "r", "status": "in_progress"}),
+            named("response.output_text.delta", delta="a"),
+        ],
+        "messages": [
+            named("message_start", message={"id": "m", "usage": {"input_tokens": 5}}),
+            named("content_block_delta", index=0, delta={"type": "text_delta", "text": "a"}),
+        ],
+    }[api]
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.begin_stream()
+        for piece in began:
+            await exchange.chunk(piece)
+        await asyncio.sleep(0.05)
+        exchange.reset()
+
+    await stand.start(Engine("A", script=script), Engine("B", script=script))
+    call = next(call for call in case_input("07")["client"] if api in call["path"])
+    async with stand.connection() as (reader, writer):
+        writer.write(request_head(call["json"], {}, path=call["path"]) + written(call["json"]))
+        raw = await reader.read()
+    assert not raw.endswith(b"0\r\n\r\n"), "the body has no end"
+    body = b"".join(raw.partition(b"\r\n\r\n")[2].split(b"\r\n")[1::2])
+    assert body.startswith(b"".join(began))
+    last = body.removeprefix(b"".join(began))
+    for end in (b"[DONE]", b'"stop"', b"response.completed", b"message_stop"):
+        assert end not in last
+    said = {"chat": b'data: {"error":', "responses": b"event: error", "messages": b"event: error"}[api]
+    assert last.count(said) >= 1
+    assert len([line for line in last.splitlines() if line.startswith(b"data:")]) == 1
+    assert b"127.0.0.1" not in last
+    (receipt,) = await stand.receipts()
+    assert (receipt["finish"], receipt["attempts"], receipt["events"]) == ("upstream_failed", 1, len(began))
+    assert sum(len(engine.seen) for engine in stand.engines.values()) == 1
+
+
+def named(kind: str, **fields: Any) -> bytes:
+    return b"event: %b\n" % kind.encode() + event({"type": kind, **fields})
+
+
+# https://github.com/sgl-project/sglang/issues/12081, https://github.com/vllm-project/vllm/issues/23981
+@pytest.mark.parametrize(
+    ("code", "finish", "suspect_after"), [(400, "complete", False), (500, "upstream_failed", True)]
+)
+async def test_an_error_as_first_event_is_a_status(stand: Stand, code: int, finish: str, suspect_after: bool) -> None:
+    error, done = case_input("09")["upstream"][0]["sse"]
+    error["error"]["code"] = code
+    await stand.start(Engine("A", script=streaming([error, done])))
+    (body,) = client_bodies("09")
+    answers = [await stand.ask(body) for _ in range(4)]
+    assert {answer.status_code for answer in answers} == {code}
+    assert all(answer.json()["error"] for answer in answers)
+    receipts = [await stand.receipt(answer) for answer in answers]
+    assert {receipt["finish"] for receipt in receipts} == {finish}
+    assert all(receipt["usage"] is None for receipt in receipts)
+    (row,) = await stand.fleet()
+    assert row["suspect"] is suspect_after, "a client's mistake opens no circuit"

@@ -240,6 +240,7 @@ async def test_adapters(client: openai.AsyncOpenAI) -> None:
         ({"messages": user("x"), "temperature": -1}, 400, "temperature", "non-negative"),
         ({"messages": user("x"), "top_p": 1.5}, 400, "top_p", "(0, 1]"),
         ({"messages": user("x"), "n": 0}, 400, None, "at least 1"),
+        ({"messages": user("x"), "n": 10**9}, 400, None, "at most 1024"),
         ({"messages": user("x"), "logprobs": True, "top_logprobs": 99}, 400, "logprobs", "max allowed: 20"),
         ({"messages": user("x"), "stream_options": {"include_usage": True}}, 400, "stream_options", "stream=True"),
         ({"messages": user("x"), "cache_salt": ""}, 400, "cache_salt", "non-empty"),
