@@ -131,11 +131,18 @@ def test_a_torn_event_is_never_passed_on() -> None:
     assert run(relay, [chunk("a"), chunk("b")[:30]]) == chunk("a")
 
 
-@pytest.mark.parametrize("torn", [b"dat", b"data", b": pin", b"data: [DO", b"data: {", b"\n", b"event: x\n"])
+@pytest.mark.parametrize("torn", [b"dat", b"data", b"data: [DO", b"data: {", b"\n", b"event: x\n"])
 def test_what_is_no_event_yet_is_not_passed_on_either(torn: bytes) -> None:
     """Our own error event follows it, and would be read as its end."""
     relay = SseRelay(hide_usage=False)
     assert run(relay, [chunk("a") + torn]).strip() == chunk("a").strip()
+
+
+def test_a_comment_at_the_end_is_closed() -> None:
+    """So that it is not the beginning of the error event that follows it."""
+    relay = SseRelay(hide_usage=False)
+    assert run(relay, [chunk("a") + b": pin"]) == chunk("a") + b": pin\n\n"
+    assert not relay.complete
 
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
