@@ -14,7 +14,8 @@ from router.http.responder import Responder
 
 Handler = Callable[[Request, Responder], None]
 
-_OPEN, _LINGERING, _CLOSING = range(3)
+_OPEN, _LINGERING, _CLOSING, _FLUSHED = range(4)
+"""Flushed: TLS waits for the client to confirm the end, which a client that keeps idle connections does not see."""
 _FIRST_PROBE_S = 0.1
 _LAST_PROBE_S = 1.0
 _JSON = ((b"content-type", b"application/json"),)
@@ -226,7 +227,8 @@ class ServerProtocol(asyncio.Protocol):
         self._reader.requests.clear()
         self._stage = _CLOSING
         self._waited = 0.0
-        self._transport.close()
+        if not self._transport.is_closing():  # asyncio's TLS loses itself when closed twice
+            self._transport.close()
 
     def _pause_reading(self) -> None:
         if not self._reading_paused and not self._eof and not self._transport.is_closing():
@@ -269,18 +271,17 @@ class ServerProtocol(asyncio.Protocol):
         self._waited += elapsed
         self._reader.waited += elapsed
         limits = self._limits
-        if self._stage == _LINGERING:
+        if self._stage in (_LINGERING, _FLUSHED):
             if self._waited > limits.linger_s:
                 self._transport.abort()
         elif self._paused or self._stage == _CLOSING:
-            if self._waited > limits.stall_s or (self._waited > limits.linger_s and self._owes_nothing()):
+            if self._waited > limits.stall_s:
                 self._transport.abort()
+            elif self._tls and self._stage == _CLOSING and not self._transport.get_write_buffer_size():
+                self._stage = _FLUSHED
+                self._waited = 0.0
         elif self._active is None:
             self._sweep_reader()
-
-    def _owes_nothing(self) -> bool:
-        """All is sent, and TLS only waits for the client to confirm the end, as few do at once."""
-        return self._tls and self._stage == _CLOSING and not self._transport.get_write_buffer_size()
 
     def _sweep_reader(self) -> None:
         limits, reader = self._limits, self._reader
