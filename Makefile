@@ -4,7 +4,7 @@ VENV := .venv
 ENGINES ?= engines
 BIN := $(VENV)/bin
 
-.PHONY: help run install dev lock test check fix bench bench-policies test-real clean
+.PHONY: help run install dev lock test check fix bench bench-policies fuzz test-real clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -18,6 +18,10 @@ $(VENV)/.run: requirements.lock pyproject.toml
 
 $(VENV)/.dev: requirements-dev.lock pyproject.toml $(VENV)/.run
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@touch $@
+
+$(VENV)/.fuzz: requirements-fuzz.lock $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-fuzz.lock
 	@touch $@
 
 install: $(VENV)/.run   ## what running needs (about 1 minute)
@@ -45,12 +49,16 @@ bench: $(VENV)/.dev     ## speed of every hot step, each beside its baseline (ab
 bench-policies: $(VENV)/.dev ## all policies on recorded and made workloads, ARGS="--traces FOLDER": what kv_aware promises (about 45 minutes)
 	$(BIN)/python -m tests.policy_grid $(ARGS)
 
+fuzz: $(VENV)/.fuzz     ## a million inputs against our parsers, looking for new lines; findings in .fuzz/findings (about 15 minutes)
+	$(BIN)/python -m tests.fuzz $(ARGS)
+
 test-real: $(VENV)/.dev ## real vLLM and SGLang servers on this CPU, ENGINES=folder with start_vllm.sh and start_sglang.sh (about 25 minutes)
 	$(BIN)/python -m tests.real --engines $(ENGINES) $(ARGS)
 
 lock:                   ## writes the lock files anew from pyproject.toml (needs uv)
 	uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --extra build pyproject.toml -o requirements.lock
 	uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --extra dev -c requirements.lock pyproject.toml -o requirements-dev.lock
+	uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --extra fuzz -c requirements-dev.lock pyproject.toml -o requirements-fuzz.lock
 
 clean:                  ## removes the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

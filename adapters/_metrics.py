@@ -7,6 +7,9 @@ Only the text format is read (version 0.0.4), as engines send it when no other i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isfinite
+
+_DIGITS = 19  # more make no number of blocks, tokens or ranks
 
 
 def samples(page: bytes, name: bytes) -> Iterator[tuple[bytes, float]]:
@@ -37,18 +40,24 @@ def _first_line(page: bytes, name: bytes) -> int:
 
 
 def label(labels: bytes, key: bytes) -> str | None:
-    """One label's value, escapes left as they are."""
+    """One label's value, escapes left as they are. None where there is none, or no end of it."""
     start = 0 if labels.startswith(key + b'="') else labels.find(b"," + key + b'="') + 1
     if start == 0 and not labels.startswith(key + b'="'):
         return None
     start += len(key) + 2
-    return labels[start : labels.index(b'"', start)].decode()
+    end = labels.find(b'"', start)
+    return labels[start:end].decode(errors="replace") if end >= 0 else None
+
+
+def whole(labels: bytes, key: bytes) -> int | None:
+    """One label's value as a number; None where it is none, or one that counts nothing."""
+    value = label(labels, key)
+    return int(value) if value is not None and len(value) < _DIGITS and value.isdecimal() else None
 
 
 def rank_of(labels: bytes, key: bytes) -> int:
     """The rank in the label `key`; 0 where there is none."""
-    value = label(labels, key)
-    return int(value) if value is not None and value.isdecimal() else 0
+    return whole(labels, key) or 0
 
 
 def by_rank(page: bytes, name: bytes, *, rank: bytes) -> dict[int, float]:
@@ -58,7 +67,7 @@ def by_rank(page: bytes, name: bytes, *, rank: bytes) -> dict[int, float]:
     """
     sums: dict[int, float] = {}
     for labels, value in samples(page, name):
-        if label(labels, b"tp_rank") in (None, "0") and label(labels, b"pp_rank") in (None, "0") and value == value:
+        if label(labels, b"tp_rank") in (None, "0") and label(labels, b"pp_rank") in (None, "0") and isfinite(value):
             key = rank_of(labels, rank)
             sums[key] = sums.get(key, 0.0) + value
     return sums

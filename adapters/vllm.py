@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from adapters._answers import Kind, connectable, events_note, kind_of, read_tokens, single_prompt, text
 from adapters._base import EngineAdapter
-from adapters._metrics import by_rank, first, label, rank_of, samples
+from adapters._metrics import by_rank, first, label, rank_of, samples, whole
 from router.core import EngineFacts, EventBatch, EventSource, HitRule, Instance, Load, Lost
 from router.errors import EngineProtocolError, EngineUnreachable
 
@@ -155,19 +155,14 @@ def _cache_config(page: bytes) -> _CacheConfig:
     if not lines:
         return _CacheConfig()
     labels = lines[0]
-    block_size, blocks = _whole(labels, b"block_size"), _whole(labels, b"num_gpu_blocks")
+    block_size, blocks = whole(labels, b"block_size"), whole(labels, b"num_gpu_blocks")
     return _CacheConfig(
         ranks=len({label(line, b"engine") for line in lines}),
         block_size=block_size,
-        capacity_tokens=_whole(labels, b"kv_cache_size_tokens") or (blocks and block_size and blocks * block_size),
-        alignment_tokens=_whole(labels, b"cache_hit_alignment_tokens"),
+        capacity_tokens=whole(labels, b"kv_cache_size_tokens") or (blocks and block_size and blocks * block_size),
+        alignment_tokens=whole(labels, b"cache_hit_alignment_tokens"),
         prefix_caching={"True": True, "False": False}.get(label(labels, b"enable_prefix_caching") or ""),
     )
-
-
-def _whole(labels: bytes, key: bytes) -> int | None:
-    value = label(labels, key)
-    return int(value) if value is not None and value.isdecimal() else None
 
 
 def _boot_id(page: bytes) -> str | None:

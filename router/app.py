@@ -2,41 +2,47 @@
 
 serve   relay and brain in this process, the admin API in one of its own
 demo, tests   all in one process (`Running(config, admin="inline")`)
+
+What signals do to it is in `life.py`, what a new configuration changes in `reload.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import ipaddress
 import logging
 import multiprocessing
 import os
 import random
 import secrets
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import uvloop
 
-from router import __version__, plugins
+from router import __version__, life, plugins
 from router.admin import serve as admin_process
 from router.admin.serve import AdminServer
-from router.config import Config, ListenTls, PolicyChoice, WaitingRoom
-from router.core import Instance, Placement, Policy
-from router.errors import ConfigError
+from router.config import Config, Listen, ListenTls, PolicyChoice, WaitingRoom
+from router.core import Instance, Outcome, Placement, Policy
+from router.errors import ConfigError, Conflict
 from router.http.client import Pool
-from router.http.messages import Limits, PoolLimits
+from router.http.messages import Limits, PoolLimits, Request
+from router.http.proxies import TrustedProxies
 from router.http.server import Server, serve
+from router.life import Signals
 from router.live import LiveView, feed_counts, room_figures
-from router.roster import Roster, load_adapters
+from router.reload import compare
+from router.roster import Changes, Roster, load_adapters
 from router.routing import persist
 from router.routing.bookings import Bookings
 from router.routing.brain import Brain, Placed
@@ -51,7 +57,7 @@ from router.routing.trace_log import TraceLog
 from router.routing.waiting_room import RoomLimits
 from router.serving.edge import Edge
 from router.serving.engines import Engines
-from router.serving.gateway import Gateway
+from router.serving.gateway import Gateway, Listener
 from router.serving.models import Models
 from router.serving.proxy import Proxy
 from router.serving.tools_order import ToolsOrder
@@ -69,30 +75,49 @@ TIMER_S = 0.0005  # uvloop rounds to whole milliseconds: half of its timers woul
 AdminMode = Literal["process", "inline", "off"]
 CallAt = Callable[[float, Callable[[], None]], None]
 Door = Callable[[Placement], AbstractAsyncContextManager[Placement]]
+ReadAgain = Callable[[], Config]
+"""Reads the configuration as it is now. Raises ConfigError."""
 
 
 class Running:
     """A gateway, from `async with` to its end. `url` and `admin_url` are where it listens; `live` is `core.Live`.
 
     `door`: what stands between serving and routing, e.g. a socket (`router/wire.py`); by default nothing does.
+    `listeners`: who else is told of every Outcome.
+    `read_again`: for `reload`; None: there is no file to read. `drain_s`: how long running requests may go on at the
+    end, if `drain` was not called before.
     """
 
     url: str
     admin_url: str | None
     live: LiveView
+    _server: Server
 
     def __init__(
-        self, config: Config, *, admin: AdminMode = "inline", drain_s: float = DRAIN_S, door: Door | None = None
+        self,
+        config: Config,
+        *,
+        admin: AdminMode = "inline",
+        drain_s: float = DRAIN_S,
+        door: Door | None = None,
+        listeners: Sequence[Listener] = (),
+        read_again: ReadAgain | None = None,
     ) -> None:
         self._config = config
+        self._read_again = read_again
+        self._reloading = asyncio.Lock()
+        self._clock = time.monotonic
+        self._hurried = False  # to the end
         self._admin: AdminMode = admin if config.admin.enabled else "off"
         self._drain_s = drain_s
         self._door = door
+        self._listeners = listeners
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Running:
         try:
-            await self._start()
+            async with self._reloading:  # a reload that is asked for meanwhile waits
+                await self._start()
         except BaseException:
             await self._stack.aclose()
             raise
@@ -102,7 +127,8 @@ class Running:
         await self._stack.aclose()
 
     async def _start(self) -> None:
-        config, clock, dice = self._config, time.monotonic, random.Random()
+        config, clock = self._config, self._clock
+        dice = self._dice = random.Random()
         state = config.make_state_dir()
         secret = deployment_secret(state)
         executor = ThreadPoolExecutor(1, "tokenize")
@@ -119,28 +145,31 @@ class Running:
             feed=lambda: feed_counts(feed, index),
             reordered_tools=lambda: tools_order.counts,
             room=lambda: room_figures(brain.room, clock()),
-            shadows=lambda: {} if shadows is None else shadows.figures(),
+            shadows=lambda: {} if self._shadows is None else self._shadows.figures(),
+            connections=lambda: engines.connections(),
+            refused=lambda: self._server.refused,
         )
-        policies, by_model = load_policies(config, dice)
-        shadows = open_shadows(config.policy, _timer(clock), clock)
-        brain = Brain(
+        self._policies, by_model = load_policies(config, dice)
+        self._shadows = open_shadows(config.policy, _timer(clock), clock)
+        brain = self._brain = Brain(
             fleet=fleet,
             index=index,
             sent=sent,
             recent=recent,
             bookings=bookings,
-            policies=policies,
+            policies=self._policies,
             default_policy=config.policy.name,
             model_policies=by_model,
             ttft_slo_ms=ttft_slo_ms(config.policy),
-            shadows=shadows,
+            shadows=self._shadows,
             decided=telemetry.decided,
             ended=trace_log.note,
             clock=clock,
             dice=dice,
         )
         if config.waiting_room.enabled:
-            _open_room(brain, config.waiting_room, clock)
+            rule, limits = room_settings(config.waiting_room)
+            brain.open_room(_timer(clock), rule=rule, limits=limits)
         adapters = load_adapters()
         for adapter in adapters.values():
             self._at_end(adapter.aclose)
@@ -158,11 +187,13 @@ class Running:
         )
 
         # The request's path
-        engines, models = Engines(self._pool), Models(expected=expected_models(config))
+        proxies = TrustedProxies(map(ipaddress.ip_network, config.listen.trusted_proxies))
+        engines = self._engines = Engines(self._pool)
+        models = self._models = Models(expected=expected_models(config))
         self._at_end(engines.aclose)
-        proxy = Proxy(engines, first_byte_s=config.timeouts.first_byte_s)
+        proxy = Proxy(engines)
         self._at_end(proxy.close)
-        roster = Roster(
+        roster = self._roster = Roster(
             config,
             adapters=adapters,
             fleet=fleet,
@@ -173,14 +204,19 @@ class Running:
             executor=executor,
         )
         placement = brain if self._door is None else await self._stack.enter_async_context(self._door(brain))
-        gateway = Gateway(
+        gateway = self._gateway = Gateway(
             models,
             placement,
             proxy,
-            listeners=(telemetry.observe, roster.observe, *((log_access,) if config.listen.access_log else ())),
+            listeners=(telemetry.observe, roster.observe, *self._listeners),
             body_limit=int(config.listen.max_body_bytes),
             receipts=config.listen.receipts,
+            access=access_log(proxies) if config.listen.access_log else None,
+            forward_headers=config.listen.forward_headers,
             tools_order=tools_order,
+            retry_share=config.failover.share,
+            on_fault=telemetry.fault,
+            dice=dice,
         )
         self.live = LiveView(
             fleet=fleet,
@@ -190,33 +226,131 @@ class Running:
             telemetry=telemetry,
             trace_log=trace_log,
             clock=clock,
+            reload=self.reload,
         )
-        edge = Edge(gateway, models, readiness=self.live.readiness, origins=config.listen.cors.origins)
+        self._edge = Edge(gateway, models, readiness=self.live.readiness, origins=config.listen.cors.origins)
 
         # Life
         await feed.start()
         self._at_end(feed.stop)
         await roster.start()
         self._at_end(roster.stop)
-        self._every(config.index.save_every_s, lambda: self._save(index_file, index, secret, feed), at_end=True)
+        self._save = partial(_save, index_file, index, secret, feed)
+        self._every(config.index.save_every_s, self._save, at_end=True)
         self._stack.push_async_callback(self._spawned(telemetry.sample_lag()))
-        await self._listen(edge)
+        await self._listen(self._edge, proxies)
         await self._serve_admin()
         gc.collect()
         gc.freeze()  # what was built at the start is not looked at again by every collection
 
+    # --- while it runs
+
+    async def drain(self, *, accept: bool = True, hurry: asyncio.Event) -> int:
+        """Until nothing runs any more, as `listen.drain` says; `hurry` cuts every wait short.
+
+        accept: whether new requests are still taken for a while. Returns how many requests were ended with an error.
+        """
+        settings = self._config.listen.drain
+        self.live.draining = True
+        saving = asyncio.ensure_future(self._save())  # now: whoever waits for us may lose patience before the end
+        try:
+            return await life.drain(
+                self._server,
+                self._edge,
+                accept_s=settings.accept_s if accept else 0.0,
+                finish_s=settings.finish_s,
+                hurry=hurry,
+            )
+        finally:
+            self._hurried = hurry.is_set()
+            if self._hurried:
+                saving.cancel()
+            await asyncio.gather(saving, return_exceptions=True)
+
+    async def _end_requests(self) -> None:
+        """What `drain` has left, or all if nobody called it."""
+        await life.drain(self._server, self._edge, accept_s=0.0, finish_s=self._drain_s, hurry=asyncio.Event())
+
+    async def reload(self) -> dict[str, Any]:
+        """`core.Live.reload`. The new configuration is checked as a whole before any of it is taken over."""
+        if self._read_again is None:
+            raise Conflict("There is nothing to reload: the gateway was started without a configuration file.")
+        async with self._reloading:
+            if self.live.draining:
+                raise Conflict("The gateway is about to end.")
+            try:
+                read = await asyncio.to_thread(self._read_again)
+                taken = compare(self._config, read)
+                policies, by_model, shadows = self._policies_of(taken.in_force)
+            except ConfigError as error:
+                for mistake in error.mistakes:
+                    log.error("not reloaded: %s", mistake)
+                return {"mistakes": list(error.mistakes)}
+            self._take_policies(taken.in_force, policies, by_model, shadows)
+            taken_over = self._take_over(taken.in_force)
+        log.info("reloaded: %s", ", ".join(taken.changed) or "nothing has changed")
+        for key in taken.needs_restart:
+            log.warning("%s has changed and needs a restart", key)
+        return {
+            "changed": list(taken.changed),
+            "engines": taken_over.engines._asdict(),
+            "prompts_read_anew": list(taken_over.read_anew),
+            "needs_restart": list(taken.needs_restart),
+            "notes": list(read.notes),
+        }
+
+    def _policies_of(self, config: Config) -> tuple[dict[str, Policy], dict[str, str], Shadows | None]:
+        """As configured, those that are the same as before being the same objects: a policy may remember things."""
+        before, policy = self._config.policy, config.policy
+        policies, by_model = load_policies(config, self._dice)
+        for name in self._policies.keys() & policies.keys():
+            if _weights(before, name) == _weights(policy, name):
+                policies[name] = self._policies[name]
+        same = policy.shadow == before.shadow
+        return policies, by_model, self._shadows if same else open_shadows(policy, _timer(self._clock), self._clock)
+
+    def _take_policies(
+        self, config: Config, policies: dict[str, Policy], by_model: dict[str, str], shadows: Shadows | None
+    ) -> None:
+        self._policies, self._shadows = policies, shadows
+        self._brain.reconfigure(
+            policies=policies,
+            default_policy=config.policy.name,
+            model_policies=by_model,
+            ttft_slo_ms=ttft_slo_ms(config.policy),
+            shadows=shadows,
+        )
+
+    def _take_over(self, config: Config) -> Changes:
+        """In one turn of the loop: no request sees half of it."""
+        before, self._config = self._config, config
+        if self._brain.room is not None:
+            self._brain.room.reconfigure(*room_settings(config.waiting_room))
+        if config.timeouts.connect_s != before.timeouts.connect_s:
+            self._engines.renew_pools()
+        self._gateway.budget.share = config.failover.share
+        self._models.expect(expected_models(config))
+        return self._roster.reconfigure(config)
+
     # --- listening
 
-    async def _listen(self, edge: Edge) -> None:
+    async def _listen(self, edge: Edge, proxies: TrustedProxies) -> None:
         listen = self._config.listen
-        limits = Limits(body_bytes=int(listen.max_body_bytes), keep_alive_s=listen.keep_alive_s)
         tls = None
         if listen.tls is not None:
             certificates = await asyncio.to_thread(ServerContext, listen.tls.settings())
             self._stack.push_async_callback(self._spawned(certificates.watch()))
             tls = certificates.context
-        server: Server = await serve(edge, host=listen.host, port=listen.port, limits=limits, tls=tls)
-        self._at_end(lambda: server.drain(self._drain_s))
+        self._server = server = await serve(
+            edge,
+            host=listen.host,
+            port=listen.port,
+            limits=http_limits(listen),
+            tls=tls,
+            behind=proxies if listen.proxy_protocol else None,
+            refuser=edge.refuse,
+        )
+        self._at_end(self._end_requests)
         self.url = f"{_scheme(listen.tls)}://{_host(listen.host)}:{server.port}"
 
     async def _serve_admin(self) -> None:
@@ -266,12 +400,6 @@ class Running:
         limits = PoolLimits(connect_s=self._config.timeouts.connect_s)
         return Pool(instance.url, limits=limits, tls=instance.tls)
 
-    async def _save(self, path: Path, index: BlockIndex, secret: bytes, feed: Feed) -> None:
-        try:
-            await persist.save(path, index, secret=secret, position=feed.position)
-        except OSError as error:
-            log.warning("the index could not be saved: %s", error.strerror)
-
     def _at_end(self, close: Callable[[], object]) -> None:
         async def call() -> None:
             result = close()
@@ -295,8 +423,12 @@ class Running:
                 await asyncio.sleep(seconds)
                 await work()
 
+        async def last() -> None:
+            if not self._hurried:
+                await work()
+
         if at_end:
-            self._stack.push_async_callback(work)
+            self._stack.push_async_callback(last)
         self._stack.push_async_callback(self._spawned(loop()))
 
 
@@ -305,12 +437,15 @@ def load_policies(config: Config, dice: random.Random) -> tuple[dict[str, Policy
     by_model = {name: model.policy for name, model in config.models.items() if model.policy}
     policies: dict[str, Policy] = {}
     for name in {config.policy.name, *by_model.values()}:
-        weights = config.policy.weights if name == config.policy.name else {}
         try:
-            policies[name] = plugins.load(plugins.POLICIES, name)(weights, dice)
+            policies[name] = plugins.load(plugins.POLICIES, name)(_weights(config.policy, name), dice)
         except ValueError as error:
             raise ConfigError([f"policy.weights: {error}"]) from error
     return policies, by_model
+
+
+def _weights(settings: PolicyChoice, name: str) -> dict[str, float]:
+    return settings.weights if name == settings.name else {}
 
 
 def open_shadows(settings: PolicyChoice, call_at: CallAt, clock: Callable[[], float]) -> Shadows | None:
@@ -347,18 +482,43 @@ def _timer(clock: Callable[[], float]) -> CallAt:
     return call_at
 
 
-def _open_room(brain: Brain, settings: WaitingRoom, clock: Callable[[], float]) -> None:
-    brain.open_room(
-        _timer(clock),
-        rule=RoomRule(free_tokens=settings.free_tokens, head_start_max_s=settings.head_start_max_s),
-        limits=RoomLimits(requests=settings.max_requests, body_bytes=int(settings.max_bytes), wait_s=settings.wait_s),
+def room_settings(settings: WaitingRoom) -> tuple[RoomRule, RoomLimits]:
+    return (
+        RoomRule(free_tokens=settings.free_tokens, head_start_max_s=settings.head_start_max_s),
+        RoomLimits(requests=settings.max_requests, body_bytes=int(settings.max_bytes), wait_s=settings.wait_s),
     )
+
+
+def http_limits(listen: Listen) -> Limits:
+    return Limits(
+        head_bytes=int(listen.max_head_bytes),
+        headers=listen.max_headers,
+        body_bytes=int(listen.max_body_bytes),
+        keep_alive_s=listen.keep_alive_s,
+        head_s=listen.head_s,
+        body_idle_s=listen.body_idle_s,
+        body_bytes_per_s=listen.body_bytes_per_s,
+        stall_s=listen.stalled_reader_s,
+    )
+
+
+def access_log(proxies: TrustedProxies) -> Callable[[Request], Callable[[Outcome], None]]:
+    """Who the client is, is found when it comes: its request is gone when it has ended."""
+    return lambda request: partial(log_access, client=proxies.client(request))
+
+
+async def _save(path: Path, index: BlockIndex, secret: bytes, feed: Feed) -> None:
+    try:
+        await persist.save(path, index, secret=secret, position=feed.position)
+    except OSError as error:
+        log.warning("the index could not be saved: %s", error.strerror)
 
 
 def expected_models(config: Config) -> set[str]:
     """Names that clients may use as soon as their engines have joined."""
     named = {engine.model for engine in config.engines if engine.model is not None}
-    return named | set(config.aliases) | (set(config.models) - {"*"})
+    arms = {arm for model in config.models.values() for arm in model.split}
+    return named | arms | set(config.aliases) | (set(config.models) - {"*"})
 
 
 def deployment_secret(state_dir: Path) -> bytes:
@@ -373,24 +533,23 @@ def deployment_secret(state_dir: Path) -> bytes:
         return secret
 
 
-def run(config: Config) -> None:
+def run(config: Config, *, read_again: ReadAgain | None = None) -> None:
     """`warmroute serve`: until SIGTERM or ctrl-c, then drains. Raises ConfigError and OSError for what cannot start."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     config.prepare_process()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    uvloop.run(_run(config))
+    uvloop.run(_run(config, read_again))
 
 
-async def _run(config: Config) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for sign in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(sign, stop.set)
-    async with Running(config, admin="process") as running:
-        log.info("warmroute %s: base_url %s/v1, admin %s", __version__, running.url, running.admin_url or "off")
-        await stop.wait()
-        log.info("draining")
+async def _run(config: Config, read_again: ReadAgain | None) -> None:
+    running = Running(config, admin="process", read_again=read_again)
+    with Signals(reload=running.reload).heard() as told:
+        async with running:
+            log.info("warmroute %s: base_url %s/v1, admin %s", __version__, running.url, running.admin_url or "off")
+            await told.stop.wait()
+            log.info("draining")
+            await running.drain(accept=not told.at_once, hurry=told.hurry)
 
 
 def _server_tls(tls: ListenTls | None) -> ServerTls | None:

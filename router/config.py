@@ -39,13 +39,16 @@ from router.config_mistakes import blame_invalid, without
 from router.config_source import Source, Where, read
 from router.config_values import (
     GIB,
+    KIB,
     MIB,
     RATE_PROFILES,
     EngineUrl,
     EventEndpoint,
     File,
+    ForwardedHeader,
     Identifier,
     Milliseconds,
+    Network,
     Port,
     RateProfile,
     Seconds,
@@ -122,6 +125,16 @@ class Cors(Section):
     """Browser origins that may call the API, e.g. https://chat.example.com; "*" for any. None by default."""
 
 
+class Drain(Section):
+    """What SIGTERM begins. /readyz says 503 at once, so that balancers send their requests elsewhere."""
+
+    accept_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5.0
+    """So long, seconds, new connections and requests are still taken: until every balancer has noticed."""
+    finish_s: Seconds = 120.0
+    """So long after the signal, seconds, running requests go on; those that are left end with an error. Whoever sent
+    the signal must wait longer than this before it kills (Kubernetes: terminationGracePeriodSeconds, by default 30)."""
+
+
 class ListenTls(Section):
     """TLS 1.2 or newer on a port of ours. A certificate that is written anew is taken up within seconds."""
 
@@ -148,11 +161,32 @@ class Listen(Section):
     cors: Cors = Cors()
     """Calls from browsers."""
     access_log: bool = False
-    """One line a request on standard error. Never the prompt."""
+    """One line a request on standard error, with the client's address. Never the prompt."""
+    trusted_proxies: tuple[Network, ...] = ()
+    """Addresses or networks of the load balancers before us, e.g. 10.0.0.0/8. What they say of a client in
+    X-Forwarded-For and X-Forwarded-Proto goes to the access log; from anybody else it is ignored."""
+    proxy_protocol: bool = False
+    """Connections of trusted_proxies begin with the PROXY protocol (version 1 or 2), those of others do not."""
+    forward_headers: tuple[ForwardedHeader, ...] = ()
+    """Headers of clients that engines get as they came, besides traceparent and tracestate; e.g. baggage."""
     max_body_bytes: Size = ByteSize(64 * MIB)
-    """A larger request body is refused with 413."""
+    """A larger request body is refused with 413, as it came and after decompression."""
+    max_head_bytes: Size = ByteSize(64 * KIB)
+    """A request with a larger head is refused with 431."""
+    max_headers: Annotated[int, Field(ge=1, le=10_000)] = 100
+    """A request with more headers is refused with 431."""
+    head_s: Seconds = 30.0
+    """A request head that has not come whole by then is refused with 408, seconds from its first byte."""
+    body_idle_s: Seconds = 30.0
+    """A request body of which nothing has come for so long is refused with 408, seconds."""
+    body_bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1024.0
+    """So many bytes of body prolong its time by a second: it may take that and body_idle_s, else 408."""
     keep_alive_s: Seconds = 75.0
     """How long an idle client connection is kept open, seconds."""
+    stalled_reader_s: Seconds = 60.0
+    """A client that takes nothing of its answer for so long is dropped and its engine freed, seconds."""
+    drain: Drain = Drain()
+    """How the gateway ends."""
     receipts: bool = False
     """Adds x-warmroute-instance, the name of the engine that answered. It shows how requests are placed, so leave it
     off where clients must not learn of each other. The token counts are there in any case:
@@ -170,6 +204,41 @@ class Admin(Section):
     """Makes it https://. With client_ca it has a login of a kind."""
     enabled: bool = True
     """False: no admin API; the inference port is all there is."""
+
+
+class ModelTimeouts(Section):
+    """Seconds; see timeouts."""
+
+    first_byte_s: Seconds | None = None
+    """To the first token of a stream, or the first byte of another answer."""
+    between_s: Seconds | None = None
+    """From one piece of an answer to the next."""
+    total_s: Seconds | None = None
+    """For a request in all."""
+
+
+class Failover(Section):
+    """What is done about an engine that fails before the first byte of its answer. After it nothing is tried again."""
+
+    attempts: Annotated[int, Field(ge=1, le=10)] = 2
+    """So many engines are tried for a request, the first included; 1: only that."""
+    retry_on: tuple[Literal["refused", "busy", "unable", "died", "reset", "failed", "silent"], ...] = (
+        "refused", "busy", "unable", "died",
+    )  # fmt: skip
+    """After what another engine is tried. refused: no connection. busy: 429 or 503. unable: 401, 403 or 404. died: no
+    answer, and nobody is there any more. The others may make two engines compute one answer: reset, a connection that
+    broke before the answer; failed, another 5xx; silent, no first token within move_on_s."""
+    within_s: Seconds = 30.0
+    """No attempt begins later than this after the request came."""
+    wait_s: Annotated[float, Field(ge=0, le=600)] = 0.0
+    """Where there is no other engine, a request waits so long for one that was busy or failed to be asked again, and
+    not before its Retry-After; by default the client is told to."""
+    move_on_s: Seconds | None = None
+    """An engine without a first token by then is given up if there is another (needs silent in retry_on); by default it
+    is waited for as long as timeouts.first_byte_s says."""
+    share: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Of all requests, so many may be tried again (and ten at once), so that retries don't finish an overloaded fleet.
+    Only of the general section, not of a model's."""
 
 
 class Model(Section):
@@ -190,6 +259,21 @@ class Model(Section):
     parity: Literal["enforce", "warn", "off"] = "enforce"
     """Our token ids are compared with the engine's on a set of probes at start. enforce: where they differ, the engine
     tokenizes. warn: say so, and go on with ours. off: don't compare."""
+    fallbacks: tuple[Text, ...] = ()
+    """Models to ask, in this order, when no engine of this one can answer."""
+    split: dict[Text, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(default_factory=dict)
+    """Models that share the requests for this name, with their weights, e.g. {base: 95, candidate: 5}. A conversation
+    stays with one of them. Such a name has no engines of its own."""
+    context_window_fallbacks: tuple[Text, ...] = ()
+    """Models to ask when a prompt is too long for this one."""
+    timeouts: ModelTimeouts = ModelTimeouts()
+    """Time limits of this model; what is not given is as in timeouts."""
+    failover: Failover | None = None
+    """What is done about failures of this model's engines; by default as in failover."""
+    keep_alive_comments_s: Seconds | None = None
+    """A stream in which nothing has come for so long gets a comment, and again after each such time until its answer
+    begins, for load balancers that cut idle connections (15 suits most). What fails after the first comment is said in
+    the stream, not by a status. None by default: some clients that read streams by hand stumble over comments."""
     tokenize: Literal["auto", "always"] = "auto"
     """auto: text never seen before, which no engine can hold, is counted by estimate and tokenized off the path; short
     text at once while the gateway has little to do. always: every prompt is tokenized before it is placed, which costs
@@ -405,7 +489,13 @@ class Timeouts(Section):
     connect_s: Seconds = 5.0
     """To open a connection."""
     first_byte_s: Seconds = 600.0
-    """To the first byte of an answer: queueing and prefill of a long prompt are part of it."""
+    """To the first token of a stream, or the first byte of another answer: queueing in the engine and prefill of a long
+    prompt are part of it. A client may lower it with x-warmroute-first-token-timeout."""
+    between_s: Seconds = 300.0
+    """From one piece of an answer to the next."""
+    total_s: Seconds | None = None
+    """For a request in all, its time in the waiting room included. None by default; a client may set a lower one with
+    x-warmroute-timeout."""
 
 
 class Config(Section):
@@ -431,6 +521,8 @@ class Config(Section):
     """Prompt reading."""
     timeouts: Timeouts = Timeouts()
     """Timeouts towards engines."""
+    failover: Failover = Failover()
+    """What is done about engines that fail."""
 
     def model(self, name: str) -> Model:
         """The settings of a public model name (no alias)."""
@@ -563,10 +655,50 @@ def _valid_part(source: Source, *, base: Path) -> Config | None:
 
 def _contradictions(config: Config) -> Iterator[Mistake]:
     yield from _name_clashes(config)
+    yield from _fallback_mistakes(config)
+    yield from _failover_mistakes(config)
     yield from _engine_clashes(config)
     yield from _policy_clashes(config.policy)
     yield from _port_clashes(config)
+    if config.listen.proxy_protocol and not config.listen.trusted_proxies:
+        yield ("listen", "proxy_protocol"), "needs listen.trusted_proxies: from nobody else it would be believed"
+    if config.listen.proxy_protocol and config.listen.tls is not None:
+        yield ("listen", "proxy_protocol"), "comes before TLS, which is not supported with listen.tls (end TLS there)"
+    drain = config.listen.drain
+    if drain.accept_s > drain.finish_s:
+        yield ("listen", "drain", "accept_s"), f"is longer than finish_s ({drain.finish_s:g}): no request outlives that"
     yield from _tls_mistakes(config)
+
+
+def _failover_mistakes(config: Config) -> Iterator[Mistake]:
+    rules: list[tuple[Where, Failover]] = [(("failover",), config.failover)]
+    rules += [(("models", name, "failover"), model.failover) for name, model in config.models.items() if model.failover]
+    for where, rule in rules:
+        if rule.move_on_s is not None and "silent" not in rule.retry_on:
+            yield (*where, "move_on_s"), 'does nothing unless retry_on has "silent"'
+
+
+def _fallback_mistakes(config: Config) -> Iterator[Mistake]:
+    declared = {engine.model for engine in config.engines}
+    known = None if None in declared else declared | set(config.models) | set(config.aliases)
+    for name, model in config.models.items():
+        others: list[tuple[Where, str]] = [(("models", name, "split", other), other) for other in model.split]
+        for key in ("fallbacks", "context_window_fallbacks"):
+            others += [(("models", name, key, at), other) for at, other in enumerate(getattr(model, key))]
+        for where, other in others:
+            if other == name or config.aliases.get(other) == name:
+                yield where, f"{other!r} is the model itself"
+            elif known is not None and other not in known:
+                yield where, f"no engine serves {other!r}"
+        if model.split and name == "*":
+            yield ("models", name, "split"), "is for a name of its own (write it under that)"
+        elif model.split and name in declared:
+            yield ("models", name, "split"), "has engines of its own (give the split another name)"
+        for other in model.split:
+            if other in config.models and config.models[other].split:
+                yield ("models", name, "split", other), f"{other!r} is a split, too"
+        if model.failover is not None and "share" in model.failover.model_fields_set:
+            yield ("models", name, "failover", "share"), "is for all models together (write it under failover)"
 
 
 def _name_clashes(config: Config) -> Iterator[Mistake]:

@@ -105,8 +105,13 @@ def read(path: Path, environ: Mapping[str, str]) -> Source:
         source.blame((), f"is not YAML: {exc.problem or exc.context}", line=line)
     except yaml.YAMLError as exc:
         source.blame((), f"is not YAML: {exc}")
+    except RecursionError:
+        source.blame((), "is nested too deeply")
     else:
-        _fill(source, root, environ)
+        try:
+            _fill(source, root, environ)
+        except RecursionError:
+            source.blame((), "is nested too deeply")
     return source
 
 
@@ -123,12 +128,14 @@ class _CoreLoader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own way to say which words are not strings
 
 
-_CoreLoader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"(?:~|null|Null|NULL|)\Z"), None)
-_CoreLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"), None)
-_CoreLoader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(?:0|[1-9][0-9]{0,18})\Z"), None)
-_CoreLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?\Z"), None
-)
+_FORMS = {
+    "null": re.compile(r"(?:~|null|Null|NULL|)\Z"),
+    "bool": re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"),
+    "int": re.compile(r"[-+]?(?:0|[1-9][0-9]{0,18})\Z"),
+    "float": re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?\Z"),
+}
+for _tag, _form in _FORMS.items():
+    _CoreLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _form, None)
 
 
 class _Walk:
@@ -188,7 +195,11 @@ class _Walk:
 
     def _scalar(self, node: yaml.Node, where: Where) -> Any:
         text: str = node.value
-        match node.tag.rpartition(":")[2]:
+        kind = node.tag.rpartition(":")[2]
+        if kind in _FORMS and not _FORMS[kind].match(text):  # only where the tag is written out
+            self._source.blame(where, f"is no {kind}, as its tag says (leave the tag out)")
+            return None
+        match kind:
             case "null":
                 return None
             case "bool":

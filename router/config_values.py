@@ -16,6 +16,7 @@ from pydantic import AfterValidator, ByteSize, Field, ValidationInfo, WithJsonSc
 
 from router.core import Rates
 
+KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -27,6 +28,11 @@ RATE_PROFILES: Mapping[str, Rates] = {
 }
 """Priors of the step time, bf16 on vLLM 0.24: fitted to the operator tables of aiconfigurator-core 0.12."""
 
+_HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,128}\Z")
+_NEVER_FORWARDED = frozenset((
+    "api-key", "authorization", "connection", "cookie", "expect", "forwarded", "host", "keep-alive", "te", "trailer",
+    "transfer-encoding", "upgrade", "x-api-key", "x-data-parallel-rank", "x-goog-api-key", "x-real-ip", "x-request-id",
+))  # fmt: skip
 _NAME = re.compile(r"[\w-]{1,63}(\.[\w-]{1,63}){0,31}\Z", re.ASCII)
 _ID = re.compile(r"[\w.:\[\]@-]{1,128}\Z", re.ASCII)
 
@@ -88,6 +94,22 @@ def _event_endpoint(text: str) -> str:
     return text
 
 
+def _network(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError as error:
+        raise ValueError(f"must be an address or a network such as 10.0.0.0/8: {error}") from None
+
+
+def _forwarded(text: str) -> str:
+    name = text.lower()
+    if not _HEADER.match(name):
+        raise ValueError("is not the name of a header")
+    if name in _NEVER_FORWARDED or name.startswith(("proxy-", "x-forwarded-", "content-", "accept")):
+        raise ValueError("is never sent to engines: it is the connection's, a credential, or written by the gateway")
+    return name
+
+
 def _server_name(text: str) -> str:
     try:
         ipaddress.ip_address(text)
@@ -116,6 +138,8 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=0, le=65535)]
+Network = Annotated[str, AfterValidator(_network)]
+ForwardedHeader = Annotated[str, AfterValidator(_forwarded)]
 Tokens = Annotated[int, Field(gt=0)]
 Text = Annotated[str, Field(min_length=1)]
 File = Annotated[Path, AfterValidator(_existing)]

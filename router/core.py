@@ -357,7 +357,7 @@ class Booking(msgspec.Struct, frozen=True, gc=False):
     predicted_prefill_ms: float
     alone: bool  # nobody else of ours was on that rank
     policy: str
-    attempts_left: tuple[str, ...] = ()  # further instances, best first
+    attempts_left: tuple[str, ...] = ()  # further instances that can serve it
 
 
 Finish = Literal["complete", "client_gone", "upstream_failed"]
@@ -399,6 +399,8 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     attempts: int = 1
     error: str = ""  # a class of error, never a text of the engine
     events: int = 0  # stream events the client was sent: what stands for output tokens where there is no usage
+    retry_after_s: float | None = None  # when the engine said it may be asked again
+    asked_model: str = ""  # the name the client gave, if that is a split and `model` the arm that was chosen
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -444,6 +446,25 @@ class Live(Protocol):
         ...
 
     async def readiness(self) -> dict[str, Any]: ...
+
+    async def instances(self) -> list[dict[str, Any]]:
+        """One row an engine: what it serves, its state and why, how many requests of ours run there."""
+        ...
+
+    async def drain(self, instance_id: str) -> dict[str, Any]:
+        """No new requests for an engine; its row. Raises UnknownInstance."""
+        ...
+
+    async def undrain(self, instance_id: str) -> dict[str, Any]:
+        """Raises UnknownInstance, and Conflict for an engine that is no longer configured."""
+        ...
+
+    async def reload(self) -> dict[str, Any]:
+        """Reads the configuration again and takes it over: what changed and what needs a restart.
+
+        {"mistakes": […]} where the old one stays in force. Raises Conflict where there is nothing to read.
+        """
+        ...
 
     async def requests(self, request_id: str | None) -> list[dict[str, Any]]:
         """Receipts of the last requests, newest first, or the one asked for."""

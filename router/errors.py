@@ -8,9 +8,13 @@
     │   ├── UnknownModel                404 model_not_found
     │   ├── UnknownRoute                404
     │   ├── MethodNotAllowed            405
+    │   ├── RequestTimeout              408 the request did not come whole in time
     │   ├── BodyTooLarge                413
     │   ├── UnsupportedEncoding         415
+    │   ├── UnknownInstance             404 on the admin API
+    │   ├── Conflict                    409 on the admin API: not as things stand
     │   └── ClientGone                  499, never sent
+    ├── ShuttingDown                  503 the gateway itself goes: nobody is at fault
     └── EngineError                   an engine, or all of them, are at fault        5xx
         ├── NoEngine                    503 nobody can serve this model now
         ├── RoomFull                    503 more is waiting than can be served in time
@@ -18,6 +22,7 @@
         ├── EngineUnreachable           502 no connection, or it broke before an answer
         │   └── EngineTlsError            its certificate, or ours, is not accepted: nothing was sent
         ├── EngineTimeout               504
+        ├── Quarantined                 502 engines died over this request
         └── EngineProtocolError         502 an answer that is not what the protocol says
 
 `message` is for the client: never an upstream host, a key, SQL or a trace. `detail` is for the operator's log.
@@ -91,6 +96,11 @@ class MethodNotAllowed(ClientError):
     code = "method_not_allowed"
 
 
+class RequestTimeout(ClientError):
+    status = 408
+    code = "request_timeout"
+
+
 class BodyTooLarge(ClientError):
     status = 413
     code = "request_too_large"
@@ -104,6 +114,22 @@ class UnsupportedEncoding(ClientError):
 class ClientGone(ClientError):
     status = 499
     code = "client_gone"
+
+
+class UnknownInstance(ClientError):
+    status = 404
+    code = "instance_not_found"
+
+
+class Conflict(ClientError):
+    status = 409
+    code = "conflict"
+
+
+class ShuttingDown(WarmrouteError):
+    status = 503
+    type = "server_error"
+    code = "shutting_down"
 
 
 class EngineError(WarmrouteError):
@@ -138,6 +164,10 @@ class EngineTlsError(EngineUnreachable):
     """
 
     code = "tls_handshake_failed"
+
+
+class Quarantined(EngineError):
+    code = "quarantined"
 
 
 class EngineTimeout(EngineError):

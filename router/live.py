@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from router.core import Ask, Decision
-from router.errors import BadRequest, UnknownRoute
+from router.errors import BadRequest, Conflict, UnknownInstance, UnknownRoute
 from router.roster import Roster
 from router.routing.brain import Brain
 from router.routing.feed import Feed
-from router.routing.fleet import Fleet, Health
+from router.routing.fleet import Fleet, Health, Rank
 from router.routing.index import BlockIndex
 from router.routing.trace_log import TraceLog
 from router.routing.waiting_room import WaitingRoom
-from router.serving.call import CHAT, COMPLETIONS, Call
+from router.serving.apis import APIS, FORMS, ROUTES
+from router.serving.call import Call
 from router.serving.models import Models
 from router.telemetry import Telemetry, in_slices
 
 
 class LiveView:
-    """Reads, and books nothing."""
+    """What operators may see and do; books nothing. `draining`: the gateway itself is about to end."""
 
     def __init__(
         self,
@@ -34,7 +35,9 @@ class LiveView:
         telemetry: Telemetry,
         trace_log: TraceLog,
         clock: Callable[[], float],
+        reload: Callable[[], Awaitable[dict[str, Any]]],
     ) -> None:
+        self.draining = False
         self._fleet = fleet
         self._brain = brain
         self._models = models
@@ -42,6 +45,7 @@ class LiveView:
         self._telemetry = telemetry
         self._trace_log = trace_log
         self._clock = clock
+        self._reload = reload
 
     async def fleet(self) -> list[dict[str, Any]]:
         waiting = [
@@ -52,13 +56,16 @@ class LiveView:
 
     async def explain(self, path: str, body: bytes) -> dict[str, Any]:
         """Raises BadRequest and UnknownModel as the route itself would, NoEngine where nobody can serve."""
-        path = path if path.startswith("/v1") else "/v1" + path
-        if path not in (CHAT, COMPLETIONS):
-            raise UnknownRoute(f"explain knows {CHAT} and {COMPLETIONS}")
+        path = ROUTES.get(path, path)
+        if path not in APIS or path in FORMS:
+            raise UnknownRoute("There is no such route with a JSON body.")
         if not body:
             raise BadRequest("The request body is empty.", code="invalid_json")
         call = Call(path, body, headers={}, models=self._models)
-        prompt = await call.named.model.prompts.prepare(path, call.fields, salt=call.salt, lora=call.named.lora)
+        if call.api.reads_prompt:
+            prompt = await call.named.model.prompts.prepare(path, call.fields, salt=call.salt, lora=call.named.lora)
+        else:
+            prompt = call.api.unread_prompt(call.fields, len(body))
         ask = call.ask("explain", prompt)
         decision = await self._brain.explain(ask)
         return {"request": _request(ask), **_decision(decision)}
@@ -73,8 +80,57 @@ class LiveView:
             health = [rank.health for rank in ranks]
             prompts = self._roster.parity(name) if name in self._roster.prompts else {"state": "LOADING"}
             models[name] = {"ready": health.count(Health.READY), "ranks": len(ranks), "prompts": prompts}
-        ready = any(model["ready"] and model["prompts"]["state"] != "LOADING" for model in models.values())
-        return {"ready": ready, "models": models, "pending": dict(self._roster.pending)}
+        serving = any(model["ready"] and model["prompts"]["state"] != "LOADING" for model in models.values())
+        return {
+            "ready": serving and not self.draining,
+            "draining": self.draining,
+            "models": models,
+            "pending": dict(self._roster.pending),
+        }
+
+    # --- engines, and the configuration
+
+    async def instances(self) -> list[dict[str, Any]]:
+        joined = [self._instance(instance.id) for instance in self._fleet.instances()]
+        pending = [{"id": url, "state": "pending", "reason": reason} for url, reason in self._roster.pending.items()]
+        return [*joined, *pending]
+
+    async def drain(self, instance_id: str) -> dict[str, Any]:
+        self._known(instance_id)
+        self._roster.drain(instance_id)
+        return self._instance(instance_id)
+
+    async def undrain(self, instance_id: str) -> dict[str, Any]:
+        """It takes requests again if its polls say so."""
+        self._known(instance_id)
+        if self._roster.is_leaving(instance_id):
+            raise Conflict(f"The engine {instance_id!r} is no longer configured: it goes when its requests have ended.")
+        self._roster.undrain(instance_id)
+        return self._instance(instance_id)
+
+    def _known(self, instance_id: str) -> Sequence[Rank]:
+        ranks = self._fleet.ranks(instance_id)
+        if not ranks:
+            raise UnknownInstance(f"There is no engine {instance_id[:100]!r}.")
+        return ranks
+
+    def _instance(self, instance_id: str) -> dict[str, Any]:
+        ranks = self._known(instance_id)
+        first = ranks[0]
+        return {
+            "id": instance_id,
+            "url": first.instance.url,
+            "engine": first.instance.engine,
+            "model": first.instance.model,
+            "state": first.health.value,
+            "reason": first.reason,
+            "leaving": self._roster.is_leaving(instance_id),
+            "ranks": len(ranks),
+            "booked_requests": sum(rank.booked.requests for rank in ranks),
+        }
+
+    async def reload(self) -> dict[str, Any]:
+        return await self._reload()
 
     async def requests(self, request_id: str | None) -> list[dict[str, Any]]:
         receipts = self._telemetry.recent(request_id)

@@ -3,7 +3,8 @@
     url --discovery--> addresses --recognise--> adapter --inspect--> public model --> feed, engines, prompts, parity
 
 An engine that does not answer yet is tried again for as long as it is configured; until its kind and model are known it
-is shown as pending and gets nothing.
+is shown as pending and gets nothing. One that is no longer configured, or whose address has gone, gets nothing new, and
+is forgotten some time after its last request has ended.
 """
 
 from __future__ import annotations
@@ -12,27 +13,35 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from router import plugins
 from router.config import Config, Engine, Model
-from router.core import Adapter, EngineFacts, Instance, Outcome
+from router.core import Adapter, EngineFacts, Instance, Outcome, Rates
 from router.errors import EngineError, EngineProtocolError, EngineUnreachable
 from router.routing.feed import Feed
 from router.routing.fleet import Fleet, Health, Rank
+from router.serving.deadlines import TimeLimits
 from router.serving.engines import Engines
+from router.serving.failover import FailoverRule, Fault
 from router.serving.models import Models, ServedModel
 from router.serving.prompt import ModelPrompts, Parity, PromptLimits, check, load_prompts
+from router.serving.split import arms
 
 log = logging.getLogger("warmroute.roster")
 
+OPERATOR = "by the operator"
 RETRY_S = 2.0
 SPARE_SHARE = 0.05  # of the loop's time, for tokens that only make a prediction exact
 REFRESH_S = 1.0
+LEAVING_POLL_S = 0.2
+KEPT_S = 30.0
+"""How long at least an engine that is gone is remembered. Names lose an address for some seconds where a busy engine
+fails a probe, and files are edited twice: its cache is still there then."""
 UNREPORTED_ANSWERS = 3  # answers to warm prompts without a cached count before the operator is told
 
 REPORT_FLAGS = {"vllm": "--enable-prompt-tokens-details", "sglang": "--enable-cache-report"}
@@ -67,6 +76,41 @@ async def recognise(engine: Engine, url: str, adapters: Mapping[str, Any]) -> st
     if not scores.get(best):
         raise failure
     return best
+
+
+Stamps = dict[Path, tuple[int, int] | None]
+
+
+class _Member:
+    """An entry of the configuration, and the engines it has become."""
+
+    __slots__ = ("engine", "ids", "joins", "search")
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.ids: dict[str, str] = {}  # URL → instance, of those that have joined
+        self.joins: dict[str, asyncio.Task[None]] = {}  # URL → its way in
+        self.search: asyncio.Task[None] | None = None  # for addresses behind a name
+
+    def stop(self) -> None:
+        """Look for nobody any more."""
+        for task in (*self.joins.values(), *filter(None, [self.search])):
+            task.cancel()
+
+
+class EngineChanges(NamedTuple):
+    """Names of configured engines."""
+
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+
+class Changes(NamedTuple):
+    """`read_anew`: models whose prompts are read in another way, or with other files."""
+
+    engines: EngineChanges
+    read_anew: tuple[str, ...]
 
 
 class Roster:
@@ -104,12 +148,19 @@ class Roster:
         self._created = int(time.time())
         self._shown: list[ServedModel] = []
         self._turn = itertools.count()
+        self._members: dict[str, _Member] = {}
+        self._leaving: dict[str, asyncio.Task[None]] = {}  # by instance
+        self._held: set[str] = set()  # instances that the operator has drained
+        self._rates: dict[str, Rates | None] = {}  # by instance, as configured
+        self._files: dict[str, Stamps] = {}  # by model: of its tokenizer and template, when they were loaded
+        self._stale: set[str] = set()  # models whose prompts are to be read otherwise
+        self._left: set[str] = set()  # models of engines that have gone
         self._tasks: set[asyncio.Task[None]] = set()
         self._unreported: dict[str, int] = {}
 
     async def start(self) -> None:
         for engine in self._config.engines:
-            self._spawn(self._discover(engine) if engine.discovered else self._join(engine, engine.url))
+            self._enter(engine)
         self._spawn(self._refresh())
 
     async def stop(self) -> None:
@@ -118,29 +169,82 @@ class Roster:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def reconfigure(self, config: Config) -> Changes:
+        """Takes over engines and models. Those that stay as they are notice nothing."""
+        before, self._config = self._config, config
+        renamed = before.aliases != config.aliases
+        wanted = {_key(engine): engine for engine in config.engines}
+        removed = [key for key in self._members if key not in wanted]
+        added = [key for key in wanted if key not in self._members]
+        changed = [key for key in wanted if key not in added and wanted[key] != self._members[key].engine]
+        moved = [key for key in wanted if renamed and wanted[key].model is None and key not in (*added, *changed)]
+        for key in removed:
+            self._dismiss(self._members.pop(key))
+        for key in (*added, *changed, *moved):
+            self._enter(wanted[key], self._members.get(key))
+        read_anew = tuple(
+            name for name in {**self.prompts, **self._fleet.models()} if self._is_read_otherwise(name, before)
+        )
+        self._stale.update(read_anew)
+        self._list_models()
+        return Changes(EngineChanges(tuple(added), tuple(changed), tuple(removed)), read_anew)
+
+    def _is_read_otherwise(self, name: str, before: Config) -> bool:
+        config = self._config
+        if before.prompt != config.prompt or _reading(before.model(name)) != _reading(config.model(name)):
+            return True
+        return any(_stamp(file) != stamp for file, stamp in self._files.get(name, {}).items())
+
     # --- joining
 
-    async def _discover(self, engine: Engine) -> None:
+    def _enter(self, engine: Engine, before: _Member | None = None) -> None:
+        """`before`: what the entry was until now. Its engines serve on until they have been looked at anew."""
+        member = self._members[_key(engine)] = _Member(engine)
+        if before is not None:
+            before.stop()
+            self._forget_pending(before)
+            member.ids = before.ids
+        if engine.discovered:
+            member.search = self._spawn(self._discover(member))
+            return
+        for url in [url for url in member.ids if url != engine.url]:
+            self._leave(member.ids.pop(url), "the configuration names another url")
+        member.joins[engine.url] = self._spawn(self._join(member, engine.url))
+
+    def _dismiss(self, member: _Member) -> None:
+        member.stop()
+        self._forget_pending(member)
+        for instance_id in member.ids.values():
+            self._leave(instance_id, "removed from the configuration")
+
+    def _forget_pending(self, member: _Member) -> None:
+        for url in (member.engine.url, *member.joins):
+            self.pending.pop(url, None)
+
+    async def _discover(self, member: _Member) -> None:
         """All addresses behind a name, for as long as it is configured."""
+        engine, joins = member.engine, member.joins
         scheme, _, rest = engine.url.partition("+")
         parts = urlsplit(rest)
         kind = plugins.load("warmroute.discovery", scheme)
         discovery: Discovery = kind(parts.hostname, parts.port or 80, scheme=parts.scheme)
-        joined: dict[str, asyncio.Task[None]] = {}
         self.pending[engine.url] = "the name has no address yet"
         async for urls in discovery.changes():
-            for url in [url for url in joined if url not in urls]:
-                joined.pop(url).cancel()
-                await self.leave(engine.instance(engine="", model="", url=url).id)
+            for url in [url for url in {*joins, *member.ids} if url not in urls]:
+                if url in joins:
+                    joins.pop(url).cancel()
+                if url in member.ids:
+                    self._leave(member.ids.pop(url), "its address is gone from the name")
                 self.pending.pop(url, None)
             for url in urls:
-                if url not in joined:
-                    joined[url] = self._spawn(self._join(engine, url))
+                if url not in joins:
+                    joins[url] = self._spawn(self._join(member, url))
             self.pending.pop(engine.url, None)
             if not urls:
                 self.pending[engine.url] = "the name has no address"
 
-    async def _join(self, engine: Engine, url: str) -> None:
+    async def _join(self, member: _Member, url: str) -> None:
+        engine = member.engine
         while True:
             try:
                 instance = await self._identify(engine, url)
@@ -151,8 +255,29 @@ class Roster:
                 self.pending[url] = error.message
             await asyncio.sleep(RETRY_S)
         self.pending.pop(url, None)
+        member.ids[url] = instance.id
+        self._take(instance, engine.rates.rates() if engine.rates else None)
+
+    def _take(self, instance: Instance, rates: Rates | None) -> None:
+        """A new engine, one with other settings, or one that was about to leave."""
+        known = self._engines.instance(instance.id)
+        leaving = self._leaving.pop(instance.id, None)
+        if leaving is not None:
+            leaving.cancel()
+            self._fleet.undrain(instance.id, now=self._clock())
+        if known != instance or self._rates.get(instance.id) != rates:
+            self._put(instance, rates, known)
+        if instance.id in self._held:
+            self._fleet.drain(instance.id, OPERATOR, now=self._clock())
+
+    def _put(self, instance: Instance, rates: Rates | None, known: Instance | None) -> None:
+        if known is not None and _body(known) != _body(instance):
+            self._feed.remove(instance.id)  # what was believed of it does not hold for what it is now
+        self._checked.pop(instance.id, None)
+        self._found.pop(instance.id, None)
+        self._rates[instance.id] = rates
         self._engines.add(instance, self._adapters[instance.engine])
-        self._feed.add(instance, rates=engine.rates.rates() if engine.rates else None)
+        self._feed.add(instance, rates=rates)
 
     async def _identify(self, engine: Engine, url: str) -> Instance:
         kind = await recognise(engine, url, self._adapters)
@@ -166,14 +291,42 @@ class Roster:
             raise EngineProtocolError("the engine lists no model")
         return engine.instance(engine=kind, model=self._config.aliases.get(name, name), url=url)
 
-    async def leave(self, instance_id: str) -> None:
-        """No new requests; those that run go on until their connections close."""
+    # --- leaving
+
+    def is_leaving(self, instance_id: str) -> bool:
+        """It is no longer configured, and will be gone when its requests are."""
+        return instance_id in self._leaving
+
+    def drain(self, instance_id: str) -> None:
+        """By the operator: until `undrain`, or until it is gone."""
+        self._held.add(instance_id)
+        if not self.is_leaving(instance_id):
+            self._fleet.drain(instance_id, OPERATOR, now=self._clock())
+
+    def undrain(self, instance_id: str) -> None:
+        """For one that is not leaving."""
+        self._held.discard(instance_id)
+        self._fleet.undrain(instance_id, now=self._clock())
+
+    def _leave(self, instance_id: str, reason: str) -> None:
+        """No new requests; what it holds stays known until those that run have ended: it may come back before."""
+        if instance_id not in self._leaving:
+            self._leaving[instance_id] = self._spawn(self._go(instance_id))
+        self._fleet.drain(instance_id, reason, now=self._clock())
+
+    async def _go(self, instance_id: str) -> None:
+        await asyncio.sleep(KEPT_S)
+        while any(rank.booked.requests for rank in self._fleet.ranks(instance_id)):  # noqa: ASYNC110 (seldom, and cheap)
+            await asyncio.sleep(LEAVING_POLL_S)
+        del self._leaving[instance_id]
+        self._held.discard(instance_id)
+        known = self._engines.instance(instance_id)
         self._feed.remove(instance_id)
-        self._checked.pop(instance_id, None)
-        self._found.pop(instance_id, None)
-        engine = self._engines.remove(instance_id)
-        if engine is not None:
-            self._spawn(engine.pool.aclose())
+        self._engines.remove(instance_id)
+        for told in (self._checked, self._found, self._rates, self._unreported):
+            told.pop(instance_id, None)
+        if known is not None:
+            self._left.add(known.model)
 
     # --- models and their prompts
 
@@ -182,12 +335,31 @@ class Roster:
         while True:
             for name, ranks in self._fleet.models().items():
                 known = [rank for rank in ranks if rank.facts.served]
-                if known and name not in self.prompts:
+                if known and (name not in self.prompts or name in self._stale):
+                    self._stale.discard(name)
                     await self._load_prompts(name, known[0])
+            self._drop_models()
             self._list_models()
             for instance in self._fleet.instances():
                 await self._compare(instance)
             await asyncio.sleep(REFRESH_S if self._shown else 0.05)
+
+    def _drop_models(self) -> None:
+        """Those that nobody serves any more, nor will: clients try again after a 503, not after a 404."""
+        served = self._fleet.models().keys()
+        for name in list(self._left):
+            if name in served or not any(self._may_serve(member, name) for member in self._members.values()):
+                self._left.discard(name)
+                if name not in served:
+                    self.prompts.pop(name, None)
+                    self._files.pop(name, None)
+                    self._stale.discard(name)
+
+    @staticmethod
+    def _may_serve(member: _Member, name: str) -> bool:
+        """It says so, or it has not told yet what it serves."""
+        engine = member.engine
+        return engine.model == name or (engine.model is None and (engine.discovered or not member.ids))
 
     def _list_models(self) -> None:
         shown = [
@@ -198,16 +370,31 @@ class Roster:
                 loras=tuple(sorted(self._fleet.loras(name))),
                 max_model_tokens=self._fleet.max_model_tokens(name),
                 created=self._created,
+                limits=_limits(self._config, name),
+                failover=_failover(self._config, name),
+                fallbacks=self._config.model(name).fallbacks,
+                larger=self._config.model(name).context_window_fallbacks,
+                keep_alive_comments_s=self._config.model(name).keep_alive_comments_s,
             )
             for name, prompts in self.prompts.items()
         ]
+        shown += self._splits({model.name: model for model in shown})
         if shown != self._shown:
             self._models.replace(shown)
             self._shown = shown
 
+    def _splits(self, served: Mapping[str, ServedModel]) -> Iterator[ServedModel]:
+        """Names that stand for several models, once one of these is there."""
+        for name, settings in self._config.models.items():
+            of = [served[arm] for arm in settings.split if arm in served]
+            if of and name not in served:
+                split = arms(settings.split)
+                yield ServedModel(name, of[0].prompts, aliases=settings.aliases, created=self._created, split=split)
+
     async def _load_prompts(self, name: str, rank: Rank) -> None:
         settings, dialect = self._config.model(name), rank.instance.engine
         tokenizer = _tokenizer(settings, rank.facts)
+        self._files[name] = {file: _stamp(file) for file in _files(settings, tokenizer)}
         prompts = await asyncio.get_running_loop().run_in_executor(
             self._executor, lambda: self._make_prompts(name, settings, tokenizer, dialect)
         )
@@ -215,6 +402,10 @@ class Roster:
         if tokenizer is None:
             prompts.settle(Parity("DEGRADED", _no_tokenizer(settings)))
         self.prompts[name] = prompts
+        for instance in self._fleet.instances():
+            if instance.model == name:
+                self._checked.pop(instance.id, None)
+                self._found.pop(instance.id, None)
 
     def _make_prompts(self, name: str, settings: Model, tokenizer: str | None, dialect: str) -> ModelPrompts:
         reading = self._config.prompt
@@ -328,6 +519,59 @@ class Roster:
 
 
 _NOT_COMPARED = Parity("UNCHECKED", "not compared, by configuration")
+
+
+def _limits(config: Config, model: str) -> TimeLimits:
+    general, own = config.timeouts, config.model(model).timeouts
+    return TimeLimits(
+        own.first_byte_s or general.first_byte_s, own.between_s or general.between_s, own.total_s or general.total_s
+    )
+
+
+def _failover(config: Config, model: str) -> FailoverRule:
+    rule = config.model(model).failover or config.failover
+    return FailoverRule(
+        attempts=rule.attempts,
+        retry_on=frozenset(map(Fault, rule.retry_on)),
+        within_s=rule.within_s,
+        wait_s=rule.wait_s,
+        move_on_s=rule.move_on_s,
+    )
+
+
+def _key(engine: Engine) -> str:
+    """What stays the same when an entry is changed."""
+    return engine.id or engine.address
+
+
+def _body(instance: Instance) -> tuple[object, ...]:
+    """What makes an engine another one: nothing that was known of its cache holds any more."""
+    return instance.url, instance.engine, instance.model, instance.block_size, instance.capacity_tokens
+
+
+def _reading(settings: Model) -> dict[str, Any]:
+    """What decides how prompts are read."""
+    return settings.model_dump(include={"tokenizer", "chat_template", "chat_template_kwargs", "parity", "tokenize"})
+
+
+def _files(settings: Model, tokenizer: str | None) -> list[Path]:
+    """What the prompts of a model are read with."""
+    files = [settings.chat_template] if settings.chat_template is not None else []
+    if tokenizer is None or tokenizer == "demo":
+        return files
+    if tokenizer.startswith("tiktoken:"):
+        return [*files, Path(tokenizer.partition("@")[2])]
+    names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+    return [*files, *(Path(tokenizer) / name for name in names)]
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    """Changes with the file. None: it is not there."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
 
 
 def _tokenizer(settings: Model, facts: EngineFacts) -> str | None:

@@ -20,6 +20,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from router.core import Outcome
+from router.http.client import PoolStats
+from router.http.proxies import Client
 
 RECENT_OUTCOMES = 1000
 
@@ -196,6 +198,8 @@ class Telemetry:
     reordered_tools: requests by model whose tools came in another order than before.
     room: figures of the waiting room by the names of `_ROOM`.
     shadows: by policy, with "agreed", "differed", "errors" and "regret".
+    connections: by instance, what has become of the connections to it.
+    refused: by status, the requests that the HTTP server refused.
     """
 
     def __init__(
@@ -206,7 +210,11 @@ class Telemetry:
         reordered_tools: Callable[[], Mapping[str, int]] = dict,
         room: Callable[[], Mapping[str, float]] = dict,
         shadows: Callable[[], Mapping[str, Mapping[str, float]]] = dict,
+        connections: Callable[[], Mapping[str, PoolStats]] = dict,
+        refused: Callable[[], Mapping[int, int]] = dict,
     ) -> None:
+        self._connections = connections
+        self._refused = refused
         self._room = room
         self._shadows = shadows
         self._fleet = fleet
@@ -218,6 +226,9 @@ class Telemetry:
         self._requests = Counts("warmroute_requests", "Requests that ended.", ("model", "finish", "status"))
         self._errors = Counts("warmroute_errors", "Requests that ended with an error.", ("model", "error"))
         self._retries = Counts("warmroute_retries", "Further attempts at a request.", ("model",))
+        self._faults = Counts(
+            "warmroute_engine_faults", "Attempts that an engine failed before its first byte.", ("model", "fault")
+        )
         self._prompts = Counts("warmroute_prompt_source", "How prompts were read.", ("model", "source"))
         self._delivered = Counts("warmroute_delivered_source", "Where hit counts came from.", ("model", "source"))
         self._tokens: dict[tuple[str, str], _Tokens] = {}
@@ -285,6 +296,10 @@ class Telemetry:
         key = (model, instance) if len(self._tokens) < _SERIES else (_OTHER, _OTHER)
         return self._tokens.setdefault(key, _Tokens())
 
+    def fault(self, model: str, fault: str) -> None:
+        """An engine has failed an attempt (`serving/failover.py`)."""
+        self._faults.cell((model, fault)).count += 1
+
     def decided(self, took_us: float) -> None:
         """A placement decision has been made."""
         self._decision.observe(took_us * 1e-6)
@@ -316,6 +331,8 @@ class Telemetry:
             *self._tools_order(),
             *self._room_figures(),
             *_shadow_counts(self._shadows()),
+            _connection_counts(self._connections()),
+            _refused_counts(self._refused()),
         ]
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Page(ready, self._families(), rows))
@@ -366,6 +383,27 @@ def _lag_max(seconds: float) -> Metric:
     return GaugeMetricFamily("warmroute_loop_lag_max_seconds", "Worst since the last page.", value=seconds)
 
 
+def _connection_counts(stats: Mapping[str, PoolStats]) -> Metric:
+    family = CounterMetricFamily(
+        "warmroute_engine_connections",
+        "Connections to an engine. retried: requests sent again, since a kept connection had died before any answer.",
+        labels=["instance", "event"],
+    )
+    for instance, counts in stats.items():
+        for event in ("opened", "reused", "retried", "unreachable"):
+            family.add_metric([instance, event], getattr(counts, event))
+    return family
+
+
+def _refused_counts(refused: Mapping[int, int]) -> Metric:
+    family = CounterMetricFamily(
+        "warmroute_http_refused", "Requests that were no valid HTTP, too large or too slow.", labels=["status"]
+    )
+    for status, count in sorted(refused.items()):
+        family.add_metric([str(status)], count)
+    return family
+
+
 def _shadow_counts(shadows: Mapping[str, Mapping[str, float]]) -> Iterator[Metric]:
     if not shadows:
         return
@@ -412,12 +450,14 @@ class _Page(Collector):
             yield family.metric()
 
 
-def log_access(outcome: Outcome) -> None:
-    """A listener for who wants a line a request: JSON on the logger `warmroute.access`, never a prompt or a key."""
+def log_access(outcome: Outcome, client: Client) -> None:
+    """A line a request: JSON on the logger `warmroute.access`, never a prompt or a key."""
     usage = outcome.usage
     line = {
         "at": round(outcome.started_at, 3),
         "request_id": outcome.request_id,
+        "client": client.address,
+        "scheme": client.scheme or None,
         "model": outcome.model,
         "status": outcome.status,
         "finish": outcome.finish,

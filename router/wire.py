@@ -388,6 +388,10 @@ def live_methods(live: Live) -> Service:
         "live.explain": (live.explain, (str, bytes)),
         "live.parity": (live.parity, (str | None,)),
         "live.readiness": (live.readiness, ()),
+        "live.instances": (live.instances, ()),
+        "live.drain": (live.drain, (str,)),
+        "live.undrain": (live.undrain, (str,)),
+        "live.reload": (live.reload, ()),
         "live.requests": (live.requests, (str | None,)),
         "live.metrics": (live.metrics, ()),
         "live.trace": (live.trace, (int,)),
@@ -412,6 +416,18 @@ class RemoteLive:
 
     async def readiness(self) -> dict[str, Any]:
         return dict(await self._client.call("live.readiness"))
+
+    async def instances(self) -> list[dict[str, Any]]:
+        return list(await self._client.call("live.instances"))
+
+    async def drain(self, instance_id: str) -> dict[str, Any]:
+        return dict(await self._client.call("live.drain", instance_id))
+
+    async def undrain(self, instance_id: str) -> dict[str, Any]:
+        return dict(await self._client.call("live.undrain", instance_id))
+
+    async def reload(self) -> dict[str, Any]:
+        return dict(await self._client.call("live.reload"))
 
     async def requests(self, request_id: str | None) -> list[dict[str, Any]]:
         return list(await self._client.call("live.requests", request_id))

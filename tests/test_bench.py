@@ -13,16 +13,16 @@ from adapters._events import decode
 from router.core import Removed, Stored
 from router.lab.traces import Trace, TraceRequest
 from tests.bench import agreement
-from tests.bench.__main__ import BENCHMARKS, takes_s
+from tests.bench.__main__ import BENCHMARKS, BY_NAME, takes_s
 from tests.bench.fake_engine import batches, metrics_page
 from tests.bench.load import cold_bodies
 from tests.bench.table import Row, console, table
 
-PARTS = {"__init__", "__main__", "fake_engine", "load", "peer", "processes", "table"}
+PARTS = {"__init__", "__main__", "counted_gateway", "fake_engine", "load", "peer", "processes", "table"}
 MOST_S = 450
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", [*BENCHMARKS, *BY_NAME])
 def test_a_benchmark_declares_what_it_needs_to_run(name: str) -> None:
     module = import_module(f"tests.bench.{name}")
 
@@ -35,7 +35,7 @@ def test_a_benchmark_declares_what_it_needs_to_run(name: str) -> None:
 def test_every_file_is_a_benchmark_or_a_part_of_one() -> None:
     files = {file.stem for file in (Path(__file__).parent / "bench").glob("*.py")}
 
-    assert files == PARTS | set(BENCHMARKS)
+    assert files == PARTS | set(BENCHMARKS) | set(BY_NAME)
 
 
 def test_all_of_them_together_are_short_enough_to_be_run() -> None:

@@ -65,7 +65,8 @@ class AdminServer:
 
 def run(socket: str, host: str, port: int, ready: Connection, tls: ServerTls | None = None) -> None:
     """The admin process: talks to relay and brain over the Unix socket `socket`, until SIGTERM."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c reaches the whole group; the parent ends us
+    for number in (signal.SIGINT, signal.SIGHUP):  # they reach the whole group, and are the parent's: it ends us
+        signal.signal(number, signal.SIG_IGN)
     asyncio.run(_serve(socket, host, port, ready, tls))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from router import config, plugins
-from router.config import Config, Mistake
+from router.config import Config, Mistake, PolicyChoice
 from router.errors import ConfigError
 from router.lab.traces import Trace, TraceError, read_trace
 
@@ -59,6 +60,7 @@ def read_load(file: Path, **how: Any) -> Trace:
 def plugin_mistakes(found: Config) -> Iterator[Mistake]:
     """Policies and adapters that are named but cannot be loaded."""
     yield from _not_loading(plugins.POLICIES, found.policy.name, ("policy", "name"))
+    yield from _unfit_weights(found.policy)
     for position, name in enumerate(found.policy.shadow):
         yield from _not_loading(plugins.POLICIES, name, ("policy", "shadow", position))
     for name, model in found.models.items():
@@ -67,6 +69,16 @@ def plugin_mistakes(found: Config) -> Iterator[Mistake]:
     for position, engine in enumerate(found.engines):
         if engine.kind != "auto":
             yield from _not_loading(plugins.ADAPTERS, engine.kind, ("engines", position, "kind"))
+
+
+def _unfit_weights(policy: PolicyChoice) -> Iterator[Mistake]:
+    """What the policy itself says of its weights."""
+    try:
+        plugins.load(plugins.POLICIES, policy.name)(policy.weights, random.Random(0))
+    except ConfigError:
+        pass  # it is not there: said already
+    except ValueError as error:
+        yield ("policy", "weights"), str(error)
 
 
 def _not_loading(group: str, name: str, where: tuple[str | int, ...]) -> Iterator[Mistake]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -28,9 +29,11 @@ def serve(
     With a file:  warmroute serve -c warmroute.yaml
     Without:      warmroute serve --engine http://HOST:8000 --engine http://HOST:8001
 
-    Clients then take http://127.0.0.1:4000/v1 as their base_url. Ctrl-c or SIGTERM drain it first.
+    Clients then take http://127.0.0.1:4000/v1 as their base_url. SIGTERM drains it first (listen.drain); so does
+    ctrl-c, taking nothing new meanwhile; the second one ends it at once. SIGHUP reads the file again.
     """
-    found = read_config(
+    read = partial(
+        read_config,
         config,
         engine,
         host=host,
@@ -40,8 +43,9 @@ def serve(
         policy=policy,
         state_dir=state_dir,
     )
+    found = read()
     for note in found.notes:
         print(f"note: {note}", file=sys.stderr)
     from router.app import run  # here, not at the top: no other command should wait for the whole gateway
 
-    run(found)
+    run(found, read_again=None if engine else read)

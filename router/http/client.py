@@ -65,6 +65,7 @@ class Pool:
         self._waiting: OrderedDict[Exchange, None] = OrderedDict()
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
+        self._retired = False
         self._known = KnownAnswer(self._limits.head_bytes)
         self.stats = PoolStats()
 
@@ -107,6 +108,25 @@ class Pool:
         head = b"%b\r\ncontent-length: %d\r\n\r\n" % (lines, len(body))
         parts = (head + body,) if len(body) <= ONE_WRITE_BYTES else (head, body)
         return self._begin(Exchange(self, receiver, parts, head_only=False))
+
+    async def answers(self, *, within_s: float) -> bool:
+        """Whether somebody takes a connection there now. Sends nothing."""
+        try:
+            async with asyncio.timeout(within_s):
+                _, writer = await asyncio.open_connection(self._host, self._port)
+        except OSError:  # TimeoutError is one
+            return False
+        writer.close()
+        return True
+
+    def retire(self) -> None:
+        """Begin nothing new here: exchanges that run go on, and their connections close behind them."""
+        self._retired = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        while self._idle:
+            self._idle.popleft().close()
 
     async def aclose(self) -> None:
         """Cut every connection; running exchanges end with an error."""
@@ -227,6 +247,8 @@ class Pool:
             exchange, _ = self._waiting.popitem(last=False)
             self.stats.reused += 1
             connection.begin(exchange, reused=True)
+        elif self._retired:
+            connection.close()
         else:
             if connection.keep_alive_s is not None:
                 self._idle_s = min(self._limits.idle_s, connection.keep_alive_s * _KEEP_ALIVE_MARGIN)

@@ -13,9 +13,9 @@ from router.http.reader import HEAD, IDLE, RequestReader
 from router.http.responder import Responder
 
 Handler = Callable[[Request, Responder], None]
+Refuser = Callable[[Request, Responder, Refusal], None]
 
-_OPEN, _LINGERING, _CLOSING, _FLUSHED = range(4)
-"""Flushed: TLS waits for the client to confirm the end, which a client that keeps idle connections does not see."""
+_OPEN, _LINGERING, _CLOSING = range(3)
 _FIRST_PROBE_S = 0.1
 _LAST_PROBE_S = 1.0
 _JSON = ((b"content-type", b"application/json"),)
@@ -27,13 +27,14 @@ class ServerProtocol(asyncio.Protocol):
     """Calls `handler(request, responder)` when a request is whole, in order, one at a time.
 
     The connection registers itself in `connections` while it lives. It keeps no timer: whoever serves calls `sweep`
-    about once a second. `refused` counts the requests answered here, by status.
+    about once a second. `refused` counts the requests refused here, by status. Where the head is whole, `refuser` says
+    it to the client, with what goes with every answer; it gets the request without a body.
     """
 
     __slots__ = (
         "_active", "_advancing", "_connections", "_deaf", "_draining", "_eof", "_handler", "_limits", "_loop",
-        "_paused", "_peer", "_reader", "_reading_paused", "_refusal", "_refused", "_stage", "_tls", "_transport",
-        "_waited",
+        "_paused", "_peer", "_reader", "_reading_paused", "_refusal", "_refused", "_refuser", "_stage", "_tls",
+        "_transport", "_unsent", "_waited", "_winding_down",
     )  # fmt: skip
 
     _transport: asyncio.Transport
@@ -46,8 +47,10 @@ class ServerProtocol(asyncio.Protocol):
         connections: set[ServerProtocol],
         *,
         refused: Counter[int] | None = None,
+        refuser: Refuser | None = None,
     ) -> None:
         self._handler = handler
+        self._refuser = refuser
         self._limits = limits
         self._connections = connections
         self._refused: Counter[int] = Counter() if refused is None else refused
@@ -57,11 +60,13 @@ class ServerProtocol(asyncio.Protocol):
         self._active: Responder | None = None
         self._refusal: Refusal | None = None
         self._stage = _OPEN
-        self._waited = 0.0  # seconds since the last answer, or since what we wrote began to wait for the client
+        self._waited = 0.0  # seconds since the last answer, or since the client took some of what we wrote
+        self._unsent = 0  # bytes of it that waited for the client when we last looked
         self._advancing = False
         self._deaf = False  # nothing the client sends is of interest any more
         self._eof = False
-        self._draining = False
+        self._winding_down = False  # the next answer is the last
+        self._draining = False  # and an idle connection has nothing to wait for
         self._paused = False  # the client does not take what we write
         self._reading_paused = False
 
@@ -108,9 +113,8 @@ class ServerProtocol(asyncio.Protocol):
     def eof_received(self) -> bool:
         """A client may shut its side and still wait for its answer (RFC 9112 §9.6).
 
-        Whether it has left instead shows only when something is written. Before an answer begins, probes are; after
-        that, an engine that falls silent in mid-stream works on for a client that is gone until its next piece comes.
-        Over TLS (asyncio knows no half-closed one) it has left.
+        Whether it has left instead shows only when something is written, so probes are. Over TLS (asyncio knows no
+        half-closed one) it has left.
         """
         self._deaf = True
         if self._tls:
@@ -160,7 +164,7 @@ class ServerProtocol(asyncio.Protocol):
             self._resume_reading()
 
     def _handle(self, request: Request, *, http10: bool, keep_alive: bool) -> None:
-        if (self._draining or self._eof) and not self._reader.requests:
+        if (self._winding_down or self._eof) and not self._reader.requests:
             keep_alive = False
         responder = Responder(
             self._transport, self._answered, http10=http10, head_only=request.method == "HEAD", keep_alive=keep_alive
@@ -169,10 +173,10 @@ class ServerProtocol(asyncio.Protocol):
         try:
             self._handler(request, responder)
         except Exception as error:
-            self._loop.call_exception_handler({"message": "HTTP handler failed", "exception": error, "protocol": self})
-            self._fail(responder)
+            self._fail(responder, error)
 
-    def _fail(self, responder: Responder) -> None:
+    def _fail(self, responder: Responder, error: Exception) -> None:
+        self._loop.call_exception_handler({"message": "HTTP handler failed", "exception": error, "protocol": self})
         if responder.started:
             responder.abort()
             return
@@ -205,13 +209,25 @@ class ServerProtocol(asyncio.Protocol):
         self._deaf = True
         self._refusal = refusal
         self._refused[refusal.status] += 1
-        _log.info("refused a request of %s with %d: %s", self._peer, refusal.status, refusal.message)
+        _log.info("refused a request with %d: %s", refusal.status, refusal.message)
 
     def _send_refusal(self, refusal: Refusal) -> None:
         if self._stage != _OPEN:
             return
-        responder = Responder(self._transport, _nothing, http10=False, head_only=False, keep_alive=False)
-        responder.send(refusal.status, _JSON, error_body(refusal.message, code=refusal.code))
+        responder = Responder(self._transport, self._linger, http10=False, head_only=False, keep_alive=False)
+        refuser, known = self._refuser, self._reader.without_body()
+        if refuser is None or known is None:
+            responder.send(refusal.status, _JSON, error_body(refusal.message, code=refusal.code))
+            return
+        self._active = responder
+        try:
+            refuser(known, responder, refusal)
+        except Exception as error:
+            self._fail(responder, error)
+
+    def _linger(self, _keep_alive: bool) -> None:
+        """The refusal is written."""
+        self._active = None
         if self._eof:
             self._close()
             return
@@ -244,24 +260,33 @@ class ServerProtocol(asyncio.Protocol):
     def _probe(self, delay: float) -> None:
         """Tell a client that shut its side and waits from one that is gone: only a write shows the difference.
 
-        An interim answer may be sent at any time before the final one, and the peer of a closed socket resets.
+        An interim answer may be sent at any time before the final one, and the peer of a closed socket resets. In an
+        answer that has started, only whoever writes it knows what means nothing.
         """
         active = self._active
-        if active is None or active.started or active.http10 or self._transport.is_closing():
+        if active is None or active.http10 or self._transport.is_closing():
             return
-        self._transport.write(CONTINUE)
+        if not active.started:
+            self._transport.write(CONTINUE)
+        elif active.on_probe is not None:
+            active.on_probe()
         if delay <= _LAST_PROBE_S:
             self._loop.call_later(delay, self._probe, delay * 2)
 
     # -- whoever serves
 
+    def wind_down(self) -> None:
+        """Close after the next answer. An idle connection stays open for it: its client may just be sending."""
+        self._winding_down = True
+        if self._active is not None and not self._reader.requests:
+            self._active.keep_alive = False
+
     def drain(self) -> None:
         """Answer what is here, then close; an idle connection closes at once."""
+        self.wind_down()
         self._draining = True
         if self._active is None:
             self._advance()
-        elif not self._reader.requests:
-            self._active.keep_alive = False
 
     def abort(self) -> None:
         self._transport.abort()
@@ -271,27 +296,42 @@ class ServerProtocol(asyncio.Protocol):
         self._waited += elapsed
         self._reader.waited += elapsed
         limits = self._limits
-        if self._stage in (_LINGERING, _FLUSHED):
+        if self._stage == _LINGERING:
             if self._waited > limits.linger_s:
                 self._transport.abort()
         elif self._paused or self._stage == _CLOSING:
-            if self._waited > limits.stall_s:
-                self._transport.abort()
-            elif self._tls and self._stage == _CLOSING and not self._transport.get_write_buffer_size():
-                self._stage = _FLUSHED
-                self._waited = 0.0
+            self._sweep_writer()
         elif self._active is None:
-            self._sweep_reader()
+            self._sweep_reader(elapsed)
 
-    def _sweep_reader(self) -> None:
+    def _sweep_writer(self) -> None:
+        unsent = self._transport.get_write_buffer_size()
+        if unsent < self._unsent:  # slow, but it reads
+            self._waited = 0.0
+        self._unsent = unsent
+        if self._waited > self._limits.stall_s:
+            if self._active is not None:
+                self._active.stalled = True
+            self._transport.abort()
+        elif self._waited > self._limits.linger_s and self._owes_nothing():
+            self._transport.abort()
+
+    def _owes_nothing(self) -> bool:
+        """All is sent, and TLS only waits for the client to confirm the end, as few do at once."""
+        return self._tls and self._stage == _CLOSING and not self._transport.get_write_buffer_size()
+
+    def _sweep_reader(self, elapsed: float) -> None:
         limits, reader = self._limits, self._reader
         if reader.stage == IDLE:
             if self._waited > limits.keep_alive_s:
                 self._close()
-        elif reader.waited > (limits.head_s if reader.stage == HEAD else limits.body_idle_s):
-            self._refuse(Refusal(408, "The request did not arrive in time."))
+            return
+        if reader.stage == HEAD:
+            late = reader.waited > limits.head_s
+        else:
+            reader.body_s += elapsed
+            allowed = limits.body_idle_s + reader.body_size / limits.body_bytes_per_s
+            late = reader.waited > limits.body_idle_s or reader.body_s > allowed
+        if late:
+            self._refuse(Refusal(408, "The request did not arrive in time.", code="request_timeout"))
             self._advance()
-
-
-def _nothing(_keep_alive: bool) -> None:
-    pass

@@ -79,7 +79,8 @@ class Limits:
     keep_alive_s: float = 75.0  # above the 60 s of common load balancers, so that the balancer closes first
     head_s: float = 30.0  # from the first byte of a head to its last
     body_idle_s: float = 30.0  # between two pieces of a body
-    stall_s: float = 120.0  # a client that takes nothing of its answer
+    body_bytes_per_s: float = 1024.0  # a body may take body_idle_s, and a second more for each so many bytes of it
+    stall_s: float = 60.0  # a client that takes nothing of its answer
     linger_s: float = 5.0  # after a refusal: so long the client's remaining bytes are read and dropped
 
 

@@ -35,29 +35,34 @@ class RequestReader:
 
     stage           IDLE, HEAD or BODY
     waited          seconds without progress in this stage; set to 0 here, counted up by the connection
+    body_s          seconds since the body began; likewise
+    body_size       bytes of the body so far
     owes_continue   the client waits for a 100 before it sends the body of the request being read
     last            the client said that no request follows those read; what it sends is ignored
     """
 
     __slots__ = (
-        "_body_size", "_fields", "_headers", "_held", "_http10", "_known", "_limits", "_method", "_named", "_parser",
-        "_parts", "_peer", "_read_size", "_room", "_target", "_upgrade", "_url",
-        "last", "owes_continue", "requests", "stage", "waited",
+        "_fields", "_headers", "_held", "_http10", "_known", "_limits", "_method", "_named", "_parser",
+        "_parts", "_read_size", "_room", "_target", "_understood", "_upgrade", "_url",
+        "body_s", "body_size", "last", "owes_continue", "peer", "requests", "stage", "waited",
     )  # fmt: skip
 
     def __init__(self, limits: Limits, peer: str) -> None:
         self._limits = limits
-        self._peer = peer
+        self.peer = peer
         self._parser = httptools.HttpRequestParser(self)
         self.requests: deque[Incoming] = deque()
         self.stage = IDLE
         self.waited = 0.0
+        self.body_s = 0.0
+        self.body_size = 0
         self.owes_continue = False
         self.last = False
         self._read_size = 0
         self._held = 0  # bytes of whole reads since anything came of them
         self._room = 0  # bytes of the read in which the head began
         self._upgrade = False  # the request being read asks for one
+        self._understood = False  # its head is whole and nothing is wrong with it
         self._http10 = False
         self._method = ""
         self._target = ("", b"")
@@ -67,7 +72,6 @@ class RequestReader:
         self._named: Headers = {}
         self._fields: list[Header] = []  # as they came; trailer fields end here too, and are ignored (RFC 9110 §6.5.1)
         self._parts: list[bytes] = []
-        self._body_size = 0
 
     def again(self, data: bytes) -> Request | None:
         """The request that `data` is, if its head is the last one's. None: `feed` it."""
@@ -76,7 +80,7 @@ class RequestReader:
         last = self._known.meaning
         assert last is not None
         return Request(
-            last.method, last.path, query=last.query, head=last.head, named=last.named, body=body, peer=self._peer
+            last.method, last.path, query=last.query, head=last.head, named=last.named, body=body, peer=self.peer
         )
 
     def feed(self, data: bytes) -> None:
@@ -98,6 +102,10 @@ class RequestReader:
             raise _refusal_of(str(error)) from None
         if self._held > self._limits.head_bytes:
             raise Refusal(431, f"The head or a trailer of the request is longer than {self._limits.head_bytes} bytes.")
+
+    def without_body(self) -> Request | None:
+        """The request being read, if its head is whole and in order."""
+        return self._request(b"") if self.stage == BODY and self._understood else None
 
     def close(self) -> None:
         """Lets go of everything held: the parser holds the reader, and the reader it."""
@@ -133,7 +141,7 @@ class RequestReader:
     def _request(self, body: bytes) -> Request:
         path, query = self._target
         return Request(
-            self._method, path, query=query, head=self._headers, named=self._named, body=body, peer=self._peer
+            self._method, path, query=query, head=self._headers, named=self._named, body=body, peer=self.peer
         )
 
     # -- parser
@@ -146,7 +154,8 @@ class RequestReader:
         self._url = b""
         self._fields = []
         self._parts = []
-        self._body_size = 0
+        self.body_size = 0
+        self._understood = False
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -163,6 +172,7 @@ class RequestReader:
         self._method = check_method(self._parser.get_method())
         self.stage = BODY
         self.waited = 0.0
+        self.body_s = 0.0
         self._held = 0
         if self._parser.should_upgrade():
             self._upgrade = True
@@ -171,16 +181,17 @@ class RequestReader:
         self._named = named = dict(reversed(headers))
         named.pop(b"content-length", None)
         length, self.owes_continue = check_framing(headers, http10=self._http10)
+        self._understood = True
         if length > self._limits.body_bytes:
             raise self._too_large()
 
     def on_body(self, part: bytes) -> None:
         self._parts.append(part)
-        self._body_size += len(part)
+        self.body_size += len(part)
         self.waited = 0.0
         self._held = 0
         self.owes_continue = False
-        if self._body_size > self._limits.body_bytes:
+        if self.body_size > self._limits.body_bytes:
             raise self._too_large()
 
     def on_message_complete(self) -> None:

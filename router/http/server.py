@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections import Counter
@@ -10,8 +11,10 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from router.http.connection import Handler, ServerProtocol
+from router.http.behind_proxy import ServerProtocolBehindProxy
+from router.http.connection import Handler, Refuser, ServerProtocol
 from router.http.messages import Limits, Request
+from router.http.proxies import TrustedProxies
 from router.http.responder import Responder
 
 __all__ = ["Handler", "Limits", "Request", "Responder", "Server", "ServerProtocol", "serve"]
@@ -19,6 +22,8 @@ __all__ = ["Handler", "Limits", "Request", "Responder", "Server", "ServerProtoco
 _BACKLOG = 2048
 _SWEEP_SLICE = 500  # connections looked at in one go: about 100 µs
 _DRAIN_POLL_S = 0.02
+_KERNEL_UNSENT_BYTES = 128 * 1024
+"""What the kernel holds for a client that does not read, beyond what is on its way; Linux grows to 4 MiB by itself."""
 
 
 class Server:
@@ -40,6 +45,7 @@ class Server:
         self._listener = listener
         self.connections = connections
         self.refused = refused
+        self.winding_down = False
         self._loop = asyncio.get_running_loop()
         shortest = min(limits.keep_alive_s, limits.head_s, limits.body_idle_s, limits.stall_s, limits.linger_s)
         self._interval = min(1.0, shortest / 4)
@@ -55,14 +61,29 @@ class Server:
         for connection in list(self.connections):
             connection.abort()
 
-    async def drain(self, seconds: float) -> int:
-        """Accept nothing new, answer what runs, for `seconds` at most. Returns how many connections were cut."""
+    def wind_down(self) -> None:
+        """From now on every answer says that its connection closes. What comes is still accepted and answered."""
+        self.winding_down = True
+        for connection in list(self.connections):
+            connection.wind_down()
+
+    def stop_accepting(self) -> None:
+        """Accept no connection any more; those that are idle close, the others after their answer."""
         self._listener.close()
         for connection in list(self.connections):
             connection.drain()
-        deadline = self._loop.time() + seconds
-        while self.connections and self._loop.time() < deadline:  # noqa: ASYNC110 (once in a process's life)
+
+    async def emptied(self) -> None:
+        """Until the last connection has closed."""
+        while self.connections:  # noqa: ASYNC110 (once in a process's life)
             await asyncio.sleep(_DRAIN_POLL_S)
+
+    async def drain(self, seconds: float) -> int:
+        """Accept nothing new, answer what runs, for `seconds` at most. Returns how many connections were cut."""
+        self.stop_accepting()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.emptied()
         cut = len(self.connections)
         self.close()
         return cut
@@ -92,15 +113,29 @@ async def serve(
     sock: socket.socket | None = None,
     unix_path: str | None = None,
     tls: ssl.SSLContext | None = None,
+    behind: TrustedProxies | None = None,
+    refuser: Refuser | None = None,
 ) -> Server:
-    """Listen on `sock`, else on `unix_path`, else on host and port (0: any); with `tls`, for https. Raises OSError."""
+    """Listen on `sock`, else on `unix_path`, else on host and port (0: any); with `tls`, for https. Raises OSError.
+
+    `behind`: the proxies whose connections begin with the PROXY protocol; others' do not. `refuser`: see
+    `ServerProtocol`.
+    """
     loop = asyncio.get_running_loop()
     limits = limits or Limits()
     connections: set[ServerProtocol] = set()
     refused: Counter[int] = Counter()
+    server: Server | None = None
 
     def accept() -> ServerProtocol:
-        return ServerProtocol(handler, limits, connections, refused=refused)
+        connection = (
+            ServerProtocol(handler, limits, connections, refused=refused, refuser=refuser)
+            if behind is None
+            else ServerProtocolBehindProxy(behind, handler, limits, connections, refused=refused, refuser=refuser)
+        )
+        if server is not None and server.winding_down:
+            connection.wind_down()
+        return connection
 
     how: dict[str, Any] = {"backlog": _BACKLOG}
     if tls is not None:
@@ -112,4 +147,8 @@ async def serve(
         listener = await loop.create_unix_server(accept, unix_path, **how)
     else:
         listener = await loop.create_server(accept, host, port, **how)
-    return Server(listener, limits, connections, refused)
+    for each in listener.sockets:
+        if each.family != socket.AF_UNIX and hasattr(socket, "TCP_NOTSENT_LOWAT"):  # accepted connections inherit it
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _KERNEL_UNSENT_BYTES)
+    server = Server(listener, limits, connections, refused)
+    return server

@@ -262,6 +262,8 @@ class ClientProtocol(asyncio.Protocol):
             self._check_version()
         if status == _SWITCHING:
             raise EngineProtocolError("The engine switched protocols unasked.")
+        if status < 100:  # the parser would take it for a final answer
+            raise EngineProtocolError("The engine's answer has no valid status.")
         if status < 200:  # an interim answer: the final one follows
             return
         self._status = status

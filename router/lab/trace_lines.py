@@ -35,7 +35,7 @@ def rows(path: Path, shape: type[Row]) -> Iterator[tuple[int, Row]]:
     for number, line in _lines(path):
         try:
             row = decoder.decode(line)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise at_line(path, number, error) from None
         yield number, row
 

@@ -67,7 +67,10 @@ def read_plain(path: Path, block_size: int) -> list[TraceRequest]:
         for number, row in rows(path, _PlainRow):
             if (row.messages is None) == (row.prompt is None):
                 raise at_line(path, number, "needs either `messages` or `prompt`")
-            text = chat_text(row.messages or ()) if row.prompt is None else row.prompt
+            try:
+                text = chat_text(row.messages or ()) if row.prompt is None else row.prompt
+            except RecursionError as error:
+                raise at_line(path, number, error) from None
             yield TraceRequest(
                 id=str(number),
                 at=row.at,

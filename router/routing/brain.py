@@ -16,7 +16,7 @@ import msgspec
 
 from router.core import Ask, Booking, Candidate, Decision, Outcome, Policy, Prompt, Snapshot
 from router.errors import NoEngine, WarmrouteError
-from router.routing.bookings import Bookings, Record
+from router.routing.bookings import LEASE_FACTOR, Bookings, Record
 from router.routing.decide import LEAST_BOOKED, decide
 from router.routing.fleet import Fleet, Rank
 from router.routing.holdings import Holdings, promised_tokens
@@ -38,8 +38,9 @@ MEMORY_BOUND = 0.9
 TELLING_TOKENS = 8
 """Shorter answers say more of one step than of the time per token."""
 FAILURES_TO_SUSPECT = 3
-FAILING_S = 10.0
-"""How long a rank is avoided that is there and fails what it is sent, such as one whose core is dead."""
+BUSY_S = 1.0
+BUSY_AT_MOST_S = 60.0
+"""How long a rank is avoided that said it is busy: as long as it asked for, within these bounds."""
 UNREACHABLE = {
     "engine_unreachable": "refused a connection",
     "EngineUnreachable": "refused a connection",
@@ -48,6 +49,15 @@ UNREACHABLE = {
     "tls_files": "tls_files",
 }
 """Errors that say nothing was sent, and what is shown of the rank for them."""
+BUSY = frozenset({"engine_429", "engine_503"})
+STUCK = 3
+STUCK_S = 5.0
+COMPARE_S = 1.0
+"""So many requests without a first token, the oldest for so long beyond what was thought, while others of the model
+answer: the rank is avoided before the lease of any of them has run out. Looked for no more often than this."""
+NO_FAULT = frozenset({"engine_404", "total_timeout"})
+"""It lacks a model or a route, or the client gave it little time: nothing is wrong with what else it does."""
+REFUSES_US = frozenset({"engine_401", "engine_403"})
 
 _NO_KEYS: Sequence[int] = ()
 
@@ -109,10 +119,32 @@ class Brain:
         self._dice = dice
         self._receipts = Receipts()
         self.room: WaitingRoom | None = None
+        self._every_policy = False
         self._joint: set[str] = set()
+        self._compare_at = 0.0
         unknown = {default_policy, *self._by_model.values()} - set(policies)
         if unknown:
             raise ValueError(f"no such policy: {', '.join(sorted(unknown))}")
+
+    def reconfigure(
+        self,
+        *,
+        policies: Mapping[str, Policy],
+        default_policy: str,
+        model_policies: Mapping[str, str],
+        ttft_slo_ms: Callable[[int], float] | None,
+        shadows: Shadows | None,
+    ) -> None:
+        """For all decisions from now on; who waits in the room is placed by the new policies too."""
+        self._policies, self._default, self._by_model = policies, default_policy, model_policies
+        self._ttft_slo_ms, self._shadows = ttft_slo_ms, shadows
+        if self.room is not None:
+            self._joint = self._joint_ones()
+
+    def _joint_ones(self) -> set[str]:
+        return {
+            name for name, policy in self._policies.items() if self._every_policy or getattr(policy, "joint", False)
+        }
 
     def open_room(
         self,
@@ -126,9 +158,8 @@ class Brain:
 
         Those of a policy that is not `joint` do not (policies/README.md), unless it is for `every_policy`.
         """
-        self._joint = {
-            name for name, policy in self._policies.items() if every_policy or getattr(policy, "joint", False)
-        }
+        self._every_policy = every_policy
+        self._joint = self._joint_ones()
         self.room = room = WaitingRoom(self, call_at=call_at, clock=self._clock, rule=rule, limits=limits)
         self._bookings.prefill_ended = _tell_room(room)
         return room
@@ -159,10 +190,13 @@ class Brain:
         return waiting if isinstance(waiting, Booking) else self._future_of(waiting)
 
     def progress(self, booking_id: int) -> None:
-        record = self._bookings.first_token(booking_id, self._clock())
+        now = self._clock()
+        record = self._bookings.first_token(booking_id, now)
         if record is not None:
             rank = record.owner.rank
             self._fleet.trust(rank)
+            if now >= self._compare_at:
+                self._compare(rank, now)
             if not record.owner.alone and rank.load.kv_usage < MEMORY_BOUND:
                 rank.factor.served(record.owner.work_ms, record.took_us / 1e3)
 
@@ -177,6 +211,17 @@ class Brain:
                 self.room.answered(record.owner.ask.tenant, _decode_ms(record, outcome))
                 _tell_times(self.room, record, outcome)
                 self.room.wake(now)
+
+    def _compare(self, answering: Rank, now: float) -> None:
+        """Engines whose health is green and that answer nobody are told by those that do."""
+        self._compare_at = now + COMPARE_S
+        for rank in self._fleet.ranks_of(answering.instance.model):
+            head = rank.booked.head
+            if head is None or rank is answering or len(rank.booked.prefills) < STUCK:
+                continue
+            patience_s = LEASE_FACTOR * rank.booked.prefill_us / 1e6 + STUCK_S
+            if now - max(head.at, rank.booked.head_since) > patience_s:
+                self._fleet.suspect(rank, f"{len(rank.booked.prefills)} requests without a first token", now=now)
 
     def _future_of(self, waiting: Waiting) -> asyncio.Future[Booking]:
         future: asyncio.Future[Booking] = asyncio.get_running_loop().create_future()
@@ -250,7 +295,7 @@ class Brain:
         self._decided(took_us)
         if self._shadows is not None:
             self._shadows.note(snapshot, decision, among)
-        return self._book(ask, decision, now)
+        return self._book(ask, decision, now, look)
 
     def _snapshot_of(self, ask: Ask, look: Look, now: float) -> Snapshot:
         objective = self._ttft_slo_ms
@@ -280,7 +325,7 @@ class Brain:
 
     # --- booking
 
-    def _book(self, ask: Ask, decision: Decision, now: float) -> Booking:
+    def _book(self, ask: Ask, decision: Decision, now: float, look: Look) -> Booking:
         chosen, prompt = decision.scored[0].candidate, ask.prompt
         rank = self._fleet.rank(chosen.instance, chosen.rank)
         assert rank is not None  # nothing has run since it was a candidate
@@ -300,10 +345,11 @@ class Brain:
             last_key=_last_new_key(rank, prompt, keys, held_tokens=held, size=size),
             streams=ask.stream,
         )
+        self._fleet.probe(rank, now)
         rank.recent.add(uncached, now)
         rank.dispatches += 1
         self._expect(rank, ask, keys, size, uncached_blocks=uncached // size, now=now)
-        return _booking(ask, decision, rank, record)
+        return _booking(ask, decision, rank, record, look)
 
     def _expect(
         self, rank: Rank, ask: Ask, keys: Sequence[int], size: int, *, uncached_blocks: int, now: float
@@ -330,11 +376,23 @@ class Brain:
         self._excuse(rank, record)
         if outcome.finish == "upstream_failed":
             self._forget_dispatch(record)
+            self._note_failure(rank, outcome, now)
+
+    def _note_failure(self, rank: Rank, outcome: Outcome, now: float) -> None:
+        error = outcome.error
+        if error in BUSY:  # it says so itself, and is well otherwise
+            asked_s = outcome.retry_after_s or BUSY_S
+            self._fleet.suspect(rank, "said it is busy", now=now, for_s=min(BUSY_AT_MOST_S, max(BUSY_S, asked_s)))
+        elif error in UNREACHABLE:
+            self._fleet.suspect(rank, UNREACHABLE[error], now=now, for_s=UNREACHABLE_S)
+        elif error in REFUSES_US:
+            self._fleet.suspect(rank, "refuses the gateway's key", now=now)
+        elif error == "engine_died":
+            self._fleet.open(rank, "says that its core is dead", now=now)
+        elif error not in NO_FAULT:
             rank.failures += 1
-            if outcome.error in UNREACHABLE:
-                self._fleet.suspect(rank, UNREACHABLE[outcome.error], now=now, for_s=UNREACHABLE_S)
-            elif rank.failures >= FAILURES_TO_SUSPECT:
-                self._fleet.suspect(rank, f"failed {rank.failures} requests in a row", now=now, for_s=FAILING_S)
+            if rank.failures >= FAILURES_TO_SUSPECT:
+                self._fleet.open(rank, f"failed {rank.failures} requests in a row", now=now)
 
     def _forget_dispatch(self, record: Record[Placed]) -> None:
         """It may never have begun what siblings would be sent after."""
@@ -413,7 +471,7 @@ def _prefix(prompt: Prompt) -> int:
     return prompt.text_keys[0][0] if prompt.text_keys else 0
 
 
-def _booking(ask: Ask, decision: Decision, rank: Rank, record: Record[Placed]) -> Booking:
+def _booking(ask: Ask, decision: Decision, rank: Rank, record: Record[Placed], look: Look) -> Booking:
     instance, facts = rank.instance, rank.facts
     best_hit_tokens = 0
     others: dict[str, None] = {}
@@ -422,6 +480,8 @@ def _booking(ask: Ask, decision: Decision, rank: Rank, record: Record[Placed]) -
         if candidate.hit_tokens > best_hit_tokens:
             best_hit_tokens = candidate.hit_tokens
         others[candidate.instance] = None
+    if len(decision.scored) < len(look.candidates):  # some had no room just now
+        others.update(dict.fromkeys([candidate.instance for candidate in look.candidates]))
     del others[instance.id]
     return Booking(
         record.id,

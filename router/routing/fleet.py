@@ -33,6 +33,19 @@ STALE_LOAD_S = 5.0
 SUSPECT_S = 30.0
 """How long a rank is avoided after it let a lease run out, while others can serve."""
 
+PROBE_S = 10.0
+"""So long one request is waited for that finds out whether a rank serves again; then another may."""
+
+OPEN_S = 5.0
+OPEN_AT_MOST_S = 20.0
+"""How long a rank is avoided that fails its requests: doubled each time it does so again, up to this."""
+
+LEAST_SHARE = 0.2
+"""With fewer than this share of the ranks above suspicion, all are used: what is left would not bear the load."""
+
+FIRST_WINDOW, LAST_WINDOW = 1, 64
+"""Requests at a time for a rank that has come to those that serve: doubled with each first token, then unlimited."""
+
 UNKNOWN_FACTS = EngineFacts(served=())
 
 _LONG_AGO = (-inf, False)
@@ -76,15 +89,18 @@ class Rank:
         "reason",
         "recent",
         "restarted_at",
+        "resumes",
         "shares_source",
         "since",
         "slot",
         "slot_is_assumed",
         "sources",
         "suspect_until",
+        "suspected",
         "suspicion",
         "target",
         "unconfirmed",
+        "window",
     )
 
     # Facts, of which `take` tells what they are.
@@ -108,8 +124,11 @@ class Rank:
         self.health = Health.UNKNOWN
         self.reason = "not heard of yet"
         self.since = now
+        self.resumes = (self.health, self.reason)  # when it drains no more: what its polls say meanwhile
         self.suspect_until = -inf
         self.suspicion = ""
+        self.suspected = 0  # times in a row
+        self.window = inf  # requests of ours at a time
         self.load = Load(at=now)
         self.fresh_tokens_then = 0  # what we had booked when it told that load
         self.peers: tuple[Rank, ...] = ()  # further ranks that a request sent here may end up on
@@ -182,6 +201,8 @@ class Fleet:
         self._sizes: dict[str, frozenset[int]] = {}
         self._unseen: dict[str, tuple[float, bool]] = {}  # by model: until when, and what was found
         self._suspects: dict[str, Rank] = {}
+        self._starting: dict[str, Rank] = {}  # with a window
+        self._proven: set[str] = set()  # models of which some rank has answered
         self._paces: dict[tuple[str, str], Pace] = {}  # by model and adapter
 
     def __iter__(self) -> Iterator[Rank]:
@@ -201,6 +222,8 @@ class Fleet:
         if known and (known[0].instance.url, known[0].instance.model) == (instance.url, instance.model):
             for rank in known:
                 rank.take(instance, rank.facts)
+                if rates != rank.factor.configured:  # what was learned corrects what was said before
+                    rank.factor = PrefillFactor(rates, self._pace(instance))
         else:
             self._members[instance.id] = [Rank(instance, 0, rates=rates, now=now, pace=self._pace(instance))]
         self._changed()
@@ -211,7 +234,11 @@ class Fleet:
         ranks = self._members.pop(instance_id, [])
         for rank in ranks:
             self._suspects.pop(rank.id, None)
+            self._starting.pop(rank.id, None)
         return ranks
+
+    def ranks_of(self, model: str) -> list[Rank]:
+        return [rank for rank in self if rank.instance.model == model]
 
     def instances(self) -> list[Instance]:
         return [ranks[0].instance for ranks in self._members.values()]
@@ -255,19 +282,39 @@ class Fleet:
         changed = False
         self._sizes.clear()
         for each in self._members.get(instance_id, ()):
-            if each.health is not Health.DRAINING and rank in (None, each.rank):
-                changed = changed or each.health is not health
-                if each.health is not health:
-                    each.since = now
-                each.health, each.reason = health, reason
+            if rank not in (None, each.rank):
+                continue
+            drains = each.health is Health.DRAINING and health is not Health.DRAINING
+            before = each.resumes[0] if drains else each.health
+            if before is not health:
+                changed = True
+                if health is Health.READY and each.instance.model in self._proven:
+                    each.window = FIRST_WINDOW
+                    self._starting[each.id] = each
+            if drains:
+                each.resumes = (health, reason)
+                continue
+            if before is not health:
+                each.since = now
+            each.health, each.reason = health, reason
         if changed:
             self._changed()
         return changed
 
+    def drain(self, instance_id: str, reason: str, *, now: float) -> None:
+        """No new requests. Those that run go on, and what it holds stays known: its events are still heard."""
+        for rank in self._members.get(instance_id, ()):
+            if rank.health is not Health.DRAINING:
+                rank.resumes = (rank.health, rank.reason)
+                rank.health, rank.since = Health.DRAINING, now
+            rank.reason = reason
+        self._changed()
+
     def undrain(self, instance_id: str, *, now: float) -> None:
+        """It is what its polls have said meanwhile."""
         for rank in self._members.get(instance_id, ()):
             if rank.health is Health.DRAINING:
-                rank.health, rank.reason, rank.since = Health.UNKNOWN, "not heard of since it drained", now
+                (rank.health, rank.reason), rank.since = rank.resumes, now
         self._changed()
 
     def hear(self, rank: Rank, load: Load) -> None:
@@ -282,11 +329,29 @@ class Fleet:
             rank.suspicion = reason
             self._suspects[rank.id] = rank
 
+    def open(self, rank: Rank, reason: str, *, now: float) -> None:
+        """Avoid a rank that fails what it is sent: longer each time, until it has answered one of the requests that
+        are sent there now and then (`probe`)."""
+        for_s = min(OPEN_AT_MOST_S, OPEN_S * 2**rank.suspected)
+        rank.suspected = min(rank.suspected + 1, 8)
+        self.suspect(rank, reason, now=now, for_s=for_s)
+
+    def probe(self, rank: Rank, now: float) -> None:
+        """A request is sent there. If the rank was suspected, no other is before that is answered or long overdue."""
+        if rank.id in self._suspects and now >= rank.suspect_until:
+            rank.suspect_until = now + PROBE_S
+
     def trust(self, rank: Rank) -> None:
         """It has answered."""
-        rank.failures = 0
+        rank.failures = rank.suspected = 0
         if self._suspects:
             self._suspects.pop(rank.id, None)
+        if self._starting and rank.id in self._starting:
+            rank.window *= 2
+            if rank.window > LAST_WINDOW:
+                rank.window = inf
+                del self._starting[rank.id]
+        self._proven.add(rank.instance.model)
 
     # --- who can serve
 
@@ -296,11 +361,12 @@ class Fleet:
     def candidates(self, ask: Ask, *, now: float) -> tuple[Sequence[Rank], Mapping[str, str]]:
         """The ranks a request may go to, and why the others not. Empty: nobody can serve it now.
 
-        A prompt that fits nobody, and a fleet of nothing but suspects, go to all: the engine's own answer is better
-        than one of ours.
+        A prompt that fits nobody, and a fleet of hardly anything but suspects, go to all: the engine's own answer is
+        better than one of ours.
         """
         routable = self.routable(ask.model, ask.lora)
-        if not ask.exclude and not self._suspects and ask.prompt.tokens <= routable.fits_tokens:
+        calm = not self._suspects and not self._starting
+        if calm and not ask.exclude and ask.prompt.tokens <= routable.fits_tokens:
             return routable.ranks, routable.filtered
         filtered = dict(routable.filtered)
         excluded = {rank.id: "tried before" for rank in routable.ranks if rank.instance.id in ask.exclude}
@@ -309,16 +375,15 @@ class Fleet:
         tokens = ask.prompt.tokens
         ranks = _prefer(ranks, lambda r: f"{tokens} tokens do not fit" if tokens > r.fits_tokens else "", filtered)
         if self._suspects:
-            ranks = _prefer(ranks, lambda r: self._suspicion(r, now), filtered)
+            ranks = _prefer(ranks, lambda r: self._suspicion(r, now), filtered, least=LEAST_SHARE)
+        if self._starting:
+            ranks = _prefer(ranks, _busy_starting, filtered)
         return ranks, filtered
 
     def _suspicion(self, rank: Rank, now: float) -> str:
         if rank.id not in self._suspects:
             return ""
-        if now >= rank.suspect_until:  # one more chance: if it lets that down too, it is suspected anew
-            del self._suspects[rank.id]
-            return ""
-        return rank.suspicion
+        return "" if now >= rank.suspect_until else rank.suspicion  # then one request finds out: `probe`
 
     def _find(self, model: str, lora: str | None) -> Routable:
         filtered: dict[str, str] = {}
@@ -452,10 +517,17 @@ def _unfit(rank: Rank, lora: str | None) -> str:
     return ""
 
 
-def _prefer(ranks: Sequence[Rank], objection: Callable[[Rank], str], filtered: dict[str, str]) -> Sequence[Rank]:
-    """Those nothing is said against; all, if something is said against everyone."""
+def _busy_starting(rank: Rank) -> str:
+    return "starting: as many requests as it may have for now" if rank.booked.requests >= rank.window else ""
+
+
+def _prefer(
+    ranks: Sequence[Rank], objection: Callable[[Rank], str], filtered: dict[str, str], *, least: float = 0.0
+) -> Sequence[Rank]:
+    """Those nothing is said against; all, if that leaves nobody, or less than the share `least`."""
     objections = {rank.id: reason for rank in ranks if (reason := objection(rank))}
-    if not objections or len(objections) == len(ranks):
+    left = len(ranks) - len(objections)
+    if not objections or not left or left < least * len(ranks):
         return ranks
     filtered |= objections
     return [rank for rank in ranks if rank.id not in objections]

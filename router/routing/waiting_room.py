@@ -130,6 +130,11 @@ class WaitingRoom:
         """Of those who wait, how many wait for one engine while another is free or freer."""
         return sum(lane.held for lane in self._lanes.values())
 
+    def reconfigure(self, rule: RoomRule, limits: RoomLimits) -> None:
+        """Who waits already keeps its place in line."""
+        self.rule, self.limits = rule, limits
+        self.gap_s = min(self.gap_s, rule.gap_s)
+
     def oldest_s(self, now: float) -> float:
         """How long the one has waited that has waited longest."""
         oldest = next(iter(self._waiting), None)

@@ -1,12 +1,14 @@
-"""What a client asks for: a completion request, read as far as the gateway needs it and no further.
+"""What a client asks for: a request for an engine, read as far as the gateway needs it and no further.
 
 Only what is needed is checked: a JSON object, a model that exists. Everything else is the engine's call.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Awaitable, Mapping, Sequence
+from math import inf
 from typing import Any, Protocol
 
 import orjson
@@ -14,7 +16,10 @@ import orjson
 from router.core import Ask, Prompt
 from router.errors import BadRequest, BodyTooLarge
 from router.http.messages import Header, Headers
+from router.serving.apis import APIS, FORMS
+from router.serving.deadlines import TimeLimits
 from router.serving.encoding import decode_body
+from router.serving.form import Form, read_form
 from router.serving.models import Models, Named
 from router.serving.splice import splice, value_of
 
@@ -22,15 +27,24 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
 _ASK_FOR_USAGE = b'{"include_usage":true}'
-_TRACE_HEADERS = (b"traceparent", b"tracestate")
+TRACE_HEADERS = frozenset((b"traceparent", b"tracestate"))
 _SESSION_HEADERS = (
     b"x-session-id", b"x-litellm-session-id", b"x-session-affinity", b"x-claude-code-session-id",
     b"session-id", b"session_id", b"thread-id", b"conversation_id",
 )  # fmt: skip
 """Where clients already say which conversation a request belongs to; the first that is there counts."""
 
-_RARE_HEADERS = frozenset((*_TRACE_HEADERS, *_SESSION_HEADERS))
-_RARE_FIELDS = frozenset(("stream_options", "n", "prompt", "cache_salt", "extra_key", "prompt_cache_key", "metadata"))
+_TOTAL_HEADERS = (b"x-warmroute-timeout", b"x-litellm-timeout")
+_FIRST_TOKEN_HEADER = b"x-warmroute-first-token-timeout"
+"""Seconds. They lower the model's limits, and never raise them."""
+
+_RARE_HEADERS = frozenset((*_SESSION_HEADERS, *_TOTAL_HEADERS, _FIRST_TOKEN_HEADER))
+_RARE_FIELDS = frozenset(
+    (
+        *("stream_options", "n", "prompt", "cache_salt", "extra_key", "prompt_cache_key", "metadata"),
+        *("sampling_params", "previous_response_id", "conversation", "background"),
+    )
+)
 """Most requests have none: one look spares a look for each."""
 
 
@@ -44,44 +58,75 @@ class HttpRequest(Protocol):
 
 
 class Call:
-    """One request. `body` is the client's, decoded of any content coding; `fields` is what a parser makes of it."""
+    """One request.
 
-    __slots__ = ("body", "choices", "fields", "named", "path", "salt", "session", "stream", "trace", "wants_usage")
+    body       the client's, decoded of any content coding
+    fields     what a parser makes of it
+    form       if it is one, and no JSON
+    forwarded  the client's headers that its engine gets: `forward`, unless Connection says that they are for us alone
+    """
 
-    def __init__(self, path: str, body: bytes, *, headers: Headers, models: Models) -> None:
-        """`headers`: the first value of each. Raises BadRequest and UnknownModel."""
+    __slots__ = (
+        "api", "body", "choices", "fields", "form", "forwarded", "limits", "named", "path", "salt", "session",
+        "stream", "wants_usage",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        path: str,
+        body: bytes,
+        *,
+        headers: Headers,
+        models: Models,
+        forward: frozenset[bytes] = TRACE_HEADERS,
+        form: Form | None = None,
+    ) -> None:
+        """`path`: as engines know it. `headers`: the first value of each. Raises BadRequest and UnknownModel."""
         self.path = path
+        self.api = APIS[path]
         self.body = body
-        self.fields = fields = parse_body(body)
+        self.form = form
+        self.fields = fields = parse_body(body) if form is None else form.fields
         self.named: Named = models.resolve(fields.get("model"))
+        self.limits = self.named.model.limits
         self.stream: bool = fields.get("stream") is True
         self.wants_usage = False
         self.choices = 1
         self.salt: str | None = None
         self.session: str | None = None
-        self.trace: Sequence[Header] = ()
+        self.forwarded: Sequence[Header] = () if form is None else ((b"content-type", form.content_type),)
         if not _RARE_FIELDS.isdisjoint(fields):
-            self._read_rare_fields(path, fields)
+            self._read_rare_fields(fields)
         if not _RARE_HEADERS.isdisjoint(headers):
             self._read_rare_headers(headers)
+        if not forward.isdisjoint(headers):
+            self.forwarded = (*self.forwarded, *_passed_on(headers, forward))
 
-    def _read_rare_fields(self, path: str, fields: Mapping[str, Any]) -> None:
+    def _read_rare_fields(self, fields: Mapping[str, Any]) -> None:
+        self.api.check(fields)
         self.wants_usage = _wants_usage(fields.get("stream_options"))
-        self.choices = _choices(path, fields)
-        self.salt = _salt(fields.get("cache_salt"), fields.get("extra_key"))
-        self.session = _session(fields)
+        self.choices = self.api.choices(fields)
+        self.salt = _salt(
+            fields.get("cache_salt"),
+            value_of(self.body, "extra_key", present=fields) if fields.get("extra_key") else None,
+        )
+        self.session = self.api.session(fields)
 
     def _read_rare_headers(self, headers: Headers) -> None:
         for name in _SESSION_HEADERS:
             if name in headers:
                 self.session = headers[name].decode("latin-1")
                 break
-        self.trace = [(name, headers[name]) for name in _TRACE_HEADERS if name in headers]
+        self.limits = _lowered(self.limits, headers)
+
+    def asked_of(self, named: Named) -> Call:
+        """The same request, to be answered by another model."""
+        call = copy.copy(self)
+        call.named = named
+        return call
 
     def ask(self, request_id: str, prompt: Prompt, *, exclude: tuple[str, ...] = ()) -> Ask:
-        fields = self.fields
         model, lora = self.named
-        limit = fields["max_completion_tokens"] if "max_completion_tokens" in fields else fields.get("max_tokens")
         return Ask(  # by position: keywords cost a struct several times as much
             request_id,
             model.name,
@@ -94,18 +139,23 @@ class Call:
             0,  # priority
             self.stream,
             self.choices,
-            limit if type(limit) is int and limit >= 0 else None,  # max_output_tokens
+            self.api.output_limit(self.fields),  # max_output_tokens
             exclude,
             None,  # policy
             len(self.body),
         )
 
     def upstream_body(self, served: str, rank_fields: Mapping[str, bytes]) -> bytes:
-        """The body for an engine that knows the model as `served`: the client's bytes with the fields we own."""
+        """The body for an engine that knows the model as `served`: the client's bytes with the fields we own.
+
+        A form has room for none of these but the model.
+        """
+        if self.form is not None:
+            return self.form.naming(served, self.body)
         owned = dict(rank_fields)
         if self.fields.get("model") != served:
             owned["model"] = orjson.dumps(served)
-        if self.stream and not self.wants_usage:
+        if self.stream and not self.wants_usage and self.api.asks_for_usage:
             owned["stream_options"] = self._stream_options()
         return splice(self.body, owned, present=self.fields) if owned else self.body
 
@@ -116,21 +166,34 @@ class Call:
         return splice(value_of(self.body, "stream_options", present=self.fields) or b"{}", {"include_usage": b"true"})
 
 
-def read_call(request: HttpRequest, path: str, *, models: Models, body_limit: int) -> Call | Awaitable[Call]:
-    """Raises ClientError for what cannot be served."""
+def read_call(
+    request: HttpRequest, path: str, *, models: Models, body_limit: int, forwarded: frozenset[bytes] = TRACE_HEADERS
+) -> Call | Awaitable[Call]:
+    """`forwarded`: headers that go on to the engine. Raises ClientError for what cannot be served."""
     headers, body = request.named, request.body
     if b"content-encoding" in headers:
-        return _read_encoded(headers, body, path, models, body_limit)
+        return _read_encoded(headers, body, path, models, body_limit, forwarded)
     if len(body) > body_limit:
         raise BodyTooLarge(f"The request body is larger than {body_limit} bytes.")
-    return Call(path, body, headers=headers, models=models)
+    if path in FORMS:
+        return _read_form(headers, body, path, models, forwarded)
+    return Call(path, body, headers=headers, models=models, forward=forwarded)
 
 
-async def _read_encoded(headers: Headers, body: bytes, path: str, models: Models, limit: int) -> Call:
+async def _read_encoded(
+    headers: Headers, body: bytes, path: str, models: Models, limit: int, forwarded: frozenset[bytes]
+) -> Call:
     body = await decode_body(body, headers[b"content-encoding"], limit=limit)
     if len(body) > limit:
         raise BodyTooLarge(f"The request body is larger than {limit} bytes.")
-    return Call(path, body, headers=headers, models=models)
+    if path in FORMS:
+        return await _read_form(headers, body, path, models, forwarded)
+    return Call(path, body, headers=headers, models=models, forward=forwarded)
+
+
+async def _read_form(headers: Headers, body: bytes, path: str, models: Models, forwarded: frozenset[bytes]) -> Call:
+    form = await read_form(body, headers.get(b"content-type", b""))
+    return Call(path, body, headers=headers, models=models, forward=forwarded, form=form)
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
@@ -153,6 +216,34 @@ def _parse_leniently(body: bytes) -> Any:
         raise BadRequest("The request body is not valid JSON.", code="invalid_json") from error
 
 
+def _passed_on(headers: Headers, names: frozenset[bytes]) -> list[Header]:
+    only_for_us = {name.strip().lower() for name in headers.get(b"connection", b"").split(b",")}
+    return [(name, headers[name]) for name in sorted(names - only_for_us) if name in headers]
+
+
+def _lowered(limits: TimeLimits, headers: Headers) -> TimeLimits:
+    """Raises BadRequest for what is no time."""
+    total = min([_seconds(headers, name) for name in _TOTAL_HEADERS])
+    first = _seconds(headers, _FIRST_TOKEN_HEADER)
+    if total == first == inf:
+        return limits
+    total = min(total, limits.total_s or inf)
+    return TimeLimits(min(first, limits.first_byte_s), limits.between_s, None if total == inf else total)
+
+
+def _seconds(headers: Headers, name: bytes) -> float:
+    value = headers.get(name)
+    if value is None:
+        return inf
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < inf:
+        raise BadRequest(f"{name.decode()} must be a number of seconds above 0.", code="invalid_timeout")
+    return seconds
+
+
 def _wants_usage(options: object) -> bool:
     """Whether the client asked for usage in its stream.
 
@@ -163,29 +254,11 @@ def _wants_usage(options: object) -> bool:
     return not isinstance(options, dict) or options.get("include_usage") not in (None, False)
 
 
-def _choices(path: str, fields: Mapping[str, Any]) -> int:
-    """How many choices the answer has: n, times the prompts of a batch."""
-    n = fields.get("n")
-    choices = n if type(n) is int and n > 0 else 1
-    prompt = fields.get("prompt") if path == COMPLETIONS else None
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        choices *= len(prompt)
-    return choices
-
-
-def _salt(salt: object, extra: object) -> str | None:
+def _salt(salt: object, extra: bytes | None) -> str | None:
     """What keeps this prompt's blocks apart from the same text of others.
 
     SGLang's `extra_key` separates its cache too, but its events don't show it: such a prompt gets a root that no event
-    has, so that public blocks earn it no credit.
+    has, so that public blocks earn it no credit. `extra`: as the client wrote it, since it may be any JSON value.
     """
-    if extra:
-        return f"{salt or ''}\0extra_key\0{extra}"
-    return salt if isinstance(salt, str) and salt else None
-
-
-def _session(fields: Mapping[str, Any]) -> str | None:
-    key = fields.get("prompt_cache_key")
-    if key is None and isinstance(metadata := fields.get("metadata"), dict):
-        key = metadata.get("session_id")
-    return key if isinstance(key, str) and key else None
+    own = salt if isinstance(salt, str) else ""
+    return f"{own}\0extra_key\0{extra.decode()}" if extra is not None else own or None

@@ -1,69 +1,141 @@
-"""Who has waited too long for a first token, and whose connection does not end: one timer for all attempts."""
+"""How long an attempt may take: to its first token, between two reads, in all, and to the end of a finished stream.
+
+Streams are many and their chunks more, so no chunk sets a timer: every attempt is looked at about once a second (more
+often where a limit is shorter), and one whose count of bytes has not moved since is as old as that look says.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+from math import inf
 from typing import Protocol
 
+import msgspec
+
 from router.errors import EngineError, EngineTimeout
+from router.serving.failover import FIRST_TOKEN_TIMEOUT
 
 _DRAIN_S = 5.0  # from the end of the stream to the end of the engine's answer; then its connection is cut
-_SWEEP_S = 1.0
+_LOOK_S = 1.0
+_SHARDS = 8  # looked at in turn: no tick is to take long
 
 
-class Cancellable(Protocol):
+class TimeLimits(msgspec.Struct, frozen=True):
+    """Seconds. first_byte_s: to the first token of a stream, or the first byte of an answer that is none."""
+
+    first_byte_s: float = 600.0
+    between_s: float = 300.0
+    total_s: float | None = None  # from the request's arrival
+
+
+class Timed(Protocol):
+    """received: bytes of the answer so far. held_back: no more are read, since the client reads slowly."""
+
+    received: int
+
+    @property
+    def held_back(self) -> bool: ...
+
     def cancel(self, error: EngineError | None = None) -> None: ...
 
 
-class Deadlines:
-    """Each wait has one length, so each table is in the order of its deadlines and a sweep looks at the first few."""
+class _Clock:
+    """begun: its first token is there. due: of what is waited for now. total_due: of the whole."""
 
-    def __init__(self, *, first_byte_s: float, loop: asyncio.AbstractEventLoop) -> None:
-        self._first_byte_s = first_byte_s
+    __slots__ = ("begun", "between_s", "draining", "due", "seen", "total_due")
+
+    def __init__(self, due: float, between_s: float, total_due: float) -> None:
+        self.due = due
+        self.between_s = between_s
+        self.total_due = total_due
+        self.begun = self.draining = False
+        self.seen = 0
+
+
+class Deadlines:
+    def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: dict[Cancellable, float] = {}
-        self._draining: dict[Cancellable, float] = {}
+        self._shards: list[dict[Timed, _Clock]] = [{} for _ in range(_SHARDS)]
+        self._next = itertools.cycle(self._shards).__next__  # which an attempt is put into
+        self._turn = itertools.cycle(self._shards).__next__  # which is looked at
+        self._look_s = _LOOK_S
         self._timer: asyncio.TimerHandle | None = None
 
-    def set_first_byte(self, attempt: Cancellable) -> None:
-        self._waiting[attempt] = self._loop.time() + self._first_byte_s
+    def begin(self, attempt: Timed, limits: TimeLimits, *, first_byte_s: float, age_s: float = 0.0) -> Running:
+        """Watch an attempt of a request that came `age_s` ago. `first_byte_s`: what counts of `limits` here."""
+        now = self._loop.time()
+        total_due = inf if limits.total_s is None else now - age_s + limits.total_s
+        shard = self._next()
+        clock = shard[attempt] = _Clock(now + first_byte_s, limits.between_s, total_due)
+        shortest = min(first_byte_s, limits.between_s, total_due - now)
+        if shortest < self._look_s:
+            self._look_s = max(0.01, shortest)
         if self._timer is None:
-            self._keep_sweeping()
-
-    def set_drain(self, attempt: Cancellable) -> None:
-        self._waiting.pop(attempt, None)
-        self._draining[attempt] = self._loop.time() + _DRAIN_S
-        if self._timer is None:
-            self._keep_sweeping()
-
-    def clear(self, attempt: Cancellable) -> None:
-        self._waiting.pop(attempt, None)
-        if self._draining:
-            self._draining.pop(attempt, None)
+            self._keep_looking()
+        return Running(shard, attempt, clock, self._loop)
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _keep_sweeping(self) -> None:
-        self._timer = self._loop.call_later(min(_SWEEP_S, self._first_byte_s), self._sweep)
+    def _keep_looking(self) -> None:
+        self._timer = self._loop.call_later(self._look_s / _SHARDS, self._look)
 
-    def _sweep(self) -> None:
+    def _look(self) -> None:
         self._timer = None
-        now = self._loop.time()
-        for attempt in _overdue(self._waiting, now):
-            attempt.cancel(EngineTimeout("The engine did not begin to answer in time.", code="ttft_timeout"))
-        for attempt in _overdue(self._draining, now):
-            attempt.cancel()
-        if (self._waiting or self._draining) and self._timer is None:
-            self._keep_sweeping()
+        now, shard = self._loop.time(), self._turn()
+        for attempt, clock in list(shard.items()):
+            error = _overdue(attempt, clock, now)
+            if error is not None or (clock.draining and now >= clock.due):
+                del shard[attempt]
+                attempt.cancel(error)
+        if self._timer is None and any(self._shards):
+            self._keep_looking()
+        elif self._timer is None:
+            self._look_s = _LOOK_S
 
 
-def _overdue(table: dict[Cancellable, float], now: float) -> list[Cancellable]:
-    overdue = []
-    for attempt, deadline in table.items():
-        if deadline > now:
-            break
-        overdue.append(attempt)
-    return overdue
+class Running:
+    """The watch over one attempt."""
+
+    __slots__ = ("_attempt", "_clock", "_loop", "_shard")
+
+    def __init__(
+        self, shard: dict[Timed, _Clock], attempt: Timed, clock: _Clock, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._shard = shard
+        self._attempt = attempt
+        self._clock = clock
+        self._loop = loop
+
+    def begun(self) -> None:
+        """The first token is there."""
+        clock = self._clock
+        clock.begun = True
+        clock.due = self._loop.time() + clock.between_s
+
+    def drain(self) -> None:
+        """The stream has ended; what is left is the end of the engine's answer."""
+        clock = self._clock
+        clock.draining = True
+        clock.due = self._loop.time() + _DRAIN_S
+
+    def end(self) -> None:
+        self._shard.pop(self._attempt, None)
+
+
+def _overdue(attempt: Timed, clock: _Clock, now: float) -> EngineTimeout | None:
+    if clock.draining:
+        return None
+    if now >= clock.total_due:
+        return EngineTimeout("The answer took longer than the request may take.", code="total_timeout")
+    if clock.begun and (attempt.received != clock.seen or attempt.held_back):
+        clock.seen = attempt.received
+        clock.due = now + clock.between_s
+    if now < clock.due:
+        return None
+    if clock.begun:
+        return EngineTimeout("The engine stopped in the middle of its answer.", code="stall_timeout")
+    return EngineTimeout("The engine did not begin to answer in time.", code=FIRST_TOKEN_TIMEOUT)

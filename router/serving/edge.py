@@ -1,7 +1,6 @@
 """HTTP in, HTTP out: the routes of the inference API, and what goes with every answer.
 
-POST /v1/chat/completions   POST /v1/completions   GET /v1/models   GET /v1/models/{id}   (all without /v1, too)
-GET  /healthz               GET  /readyz
+POST  what goes to an engine: `apis/__init__.py`     GET  /v1/models   /v1/models/{id}   /healthz   /readyz
 """
 
 from __future__ import annotations
@@ -15,9 +14,18 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
-from router.errors import MethodNotAllowed, UnknownRoute, WarmrouteError
-from router.http.messages import Header, Headers, Request, header_lines
-from router.serving.call import CHAT, COMPLETIONS
+from router.errors import (
+    BadRequest,
+    BodyTooLarge,
+    MethodNotAllowed,
+    RequestTimeout,
+    ShuttingDown,
+    UnknownRoute,
+    WarmrouteError,
+)
+from router.http.messages import Header, Headers, Refusal, Request, header_lines
+from router.serving.apis import APIS, OPENAI, ROUTES, Api
+from router.serving.apis.responses import NOT_STORED
 from router.serving.gateway import Gateway
 from router.serving.models import Models
 from router.serving.reply import Reply, Responder
@@ -28,7 +36,13 @@ Readiness = Callable[[], Awaitable[Mapping[str, Any]]]
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}").fullmatch
 _MODELS = "/v1/models/"
-_EXPOSED = b"x-request-id, retry-after, x-warmroute-predicted-tokens, x-warmroute-cached-tokens, x-warmroute-instance"
+_REFUSALS = {408: RequestTimeout, 413: BodyTooLarge}
+_SHUTDOWN_RETRY_S = 1.0
+_ENDED_AT_ONCE = 20
+_EXPOSED = (
+    b"x-request-id, request-id, retry-after, x-warmroute-attempts, "
+    b"x-warmroute-predicted-tokens, x-warmroute-cached-tokens, x-warmroute-instance"
+)
 _PREFLIGHT: tuple[Header, ...] = (
     (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
     (b"access-control-max-age", b"600"),
@@ -49,19 +63,34 @@ class Edge:
         self._ids = map(f"{secrets.token_hex(6)}{{:08x}}".format, itertools.count(1))
         self._runs: set[Run] = set()
         self._end = self._runs.discard
+        self._ending = False
         self._routes: dict[str, tuple[str, Callable[[Request, Reply], None]]] = {
             "/healthz": ("GET", self._healthz),
             "/readyz": ("GET", self._readyz),
         }
+        for path, upstream in ROUTES.items():
+            self._routes[path] = ("POST", partial(self._complete, upstream, APIS[upstream]))
         for prefix in ("/v1", ""):
-            self._routes[prefix + "/chat/completions"] = ("POST", partial(self._complete, CHAT))
-            self._routes[prefix + "/completions"] = ("POST", partial(self._complete, COMPLETIONS))
             self._routes[prefix + "/models"] = ("GET", self._list_models)
 
     @property
     def running(self) -> int:
         """Requests that have not ended."""
         return len(self._runs)
+
+    async def end_all(self) -> int:
+        """End what runs, as the gateway is going: before its answer has begun with 503, after that with an error event.
+        The same from now on for what was read already.
+
+        Returns how many requests that were.
+        """
+        self._ending = True
+        runs = list(self._runs)
+        for count, run in enumerate(runs, 1):
+            run.cancel(_shutting_down())
+            if count % _ENDED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return len(runs)
 
     def __call__(self, request: Request, responder: Responder) -> None:
         reply = self._reply(request.named, responder)
@@ -75,9 +104,22 @@ class Edge:
             else:
                 raise MethodNotAllowed(f"Use {known} for this route.")
         except WarmrouteError as error:
+            reply.api = APIS.get(ROUTES.get(request.path, ""), OPENAI)
+            reply.fail(error)
+
+    def refuse(self, request: Request, responder: Responder, refusal: Refusal) -> None:
+        """Answer a request of which the HTTP server has read the head, and not the whole body."""
+        reply = self._reply(request.named, responder)
+        reply.api = APIS.get(ROUTES.get(request.path, ""), OPENAI)
+        error = _REFUSALS.get(refusal.status, BadRequest)(refusal.message)
+        if request.path in ROUTES:
+            self._gateway.refuse(request, reply, error)
+        else:
             reply.fail(error)
 
     def _route_of_card(self, path: str) -> tuple[str, Callable[[Request, Reply], None]]:
+        if path.removeprefix("/v1").startswith("/responses/"):
+            raise UnknownRoute(NOT_STORED)
         full = path if path.startswith("/v1/") else "/v1" + path
         if not full.startswith(_MODELS):
             raise UnknownRoute("There is no such route.")
@@ -103,7 +145,10 @@ class Edge:
 
     # -- routes
 
-    def _complete(self, path: str, request: Request, reply: Reply) -> None:
+    def _complete(self, path: str, api: Api, request: Request, reply: Reply) -> None:
+        reply.api = api
+        if api.id_header:
+            reply.lines += b"\r\n%b: %b" % (api.id_header, reply.request_id.encode())
         self._run(self._gateway.complete(request, reply, path), reply)
 
     def _list_models(self, request: Request, reply: Reply) -> None:
@@ -141,3 +186,9 @@ class Edge:
         self._runs.add(run)
         reply.responder.on_gone = run.cancel
         run.step()
+        if self._ending:
+            run.cancel(_shutting_down())
+
+
+def _shutting_down() -> ShuttingDown:
+    return ShuttingDown("The gateway is shutting down; try again.", retry_after_s=_SHUTDOWN_RETRY_S)

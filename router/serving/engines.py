@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
+from weakref import WeakSet
 
 from router.core import Adapter, Instance
 from router.errors import EngineError, EngineUnreachable
+from router.http.client import PoolStats
+from router.serving.apis import FORMS
 
 Header = tuple[bytes, bytes]
 
-_ALWAYS: tuple[Header, ...] = ((b"content-type", b"application/json"), (b"accept", b"*/*"))
+_ALWAYS: tuple[Header, ...] = ((b"accept", b"*/*"),)
+_JSON: tuple[Header, ...] = ((b"content-type", b"application/json"),)  # a form's names its boundary: see `Call`
 
 
 class Receiver(Protocol):
@@ -23,14 +27,20 @@ class Receiver(Protocol):
 
 
 class Exchange(Protocol):
+    paused: bool
+
     def cancel(self) -> None: ...
     def pause(self) -> None: ...
     def resume(self) -> None: ...
 
 
 class Pool(Protocol):
+    stats: PoolStats
+
     def post_lines(self, target: bytes, headers: Iterable[Header]) -> bytes: ...
     def post(self, lines: bytes, body: bytes, receiver: Receiver) -> Exchange: ...
+    def retire(self) -> None: ...
+    async def answers(self, *, within_s: float) -> bool: ...
     async def aclose(self) -> None: ...
 
 
@@ -42,10 +52,14 @@ class Route(NamedTuple):
 
 
 class Engine:
-    """One engine. A client's own credentials and rank headers never reach it: headers are ours from the first on."""
+    """One engine. A client's own credentials and rank headers never reach it: headers are ours from the first on.
+
+    `lacks`: paths that it said it does not have.
+    """
 
     def __init__(self, instance: Instance, adapter: Adapter, pool: Pool) -> None:
         self.instance = instance
+        self.lacks: set[str] = set()
         self.pool = pool
         self._adapter = adapter
         self._routes: dict[tuple[str, int | None], Route] = {}
@@ -55,10 +69,17 @@ class Engine:
         route = self._routes.get((path, rank))
         if route is None:
             added = self._adapter.upstream(self.instance, rank)
-            headers = (*_ALWAYS, *self._authorization(), *added.headers)
+            content = () if path in FORMS else _JSON
+            headers = (*content, *_ALWAYS, *self._authorization(), *added.headers)
             route = Route(self.pool.post_lines(path.encode("ascii"), headers), added.fields)
             self._routes[path, rank] = route
         return route
+
+    def renew(self, pool: Pool) -> None:
+        """Further requests go over `pool`; those that run end over the one they began with."""
+        self.pool.retire()
+        self.pool = pool
+        self._routes.clear()  # their lines were the old pool's
 
     def _authorization(self) -> tuple[Header, ...]:
         key = self.instance.api_key
@@ -71,14 +92,29 @@ class Engines:
     def __init__(self, make_pool: Callable[[Instance], Pool]) -> None:
         self._make_pool = make_pool
         self._engines: dict[str, Engine] = {}
+        self._retired: WeakSet[Pool] = WeakSet()  # a pool is kept by its connections
 
     def add(self, instance: Instance, adapter: Adapter) -> None:
-        """Replaces an engine of the same id; close what `remove` returned before it is added again."""
+        """Replaces an engine of the same id, whose running requests go on."""
+        self.remove(instance.id)
         self._engines[instance.id] = Engine(instance, adapter, self._make_pool(instance))
 
-    def remove(self, instance_id: str) -> Engine | None:
-        """No new requests. Those that run go on until the caller closes the returned engine's pool."""
-        return self._engines.pop(instance_id, None)
+    def remove(self, instance_id: str) -> None:
+        """No new requests. Those that run go on."""
+        engine = self._engines.pop(instance_id, None)
+        if engine is not None:
+            self._retired.add(engine.pool)
+            engine.pool.retire()
+
+    def renew_pools(self) -> None:
+        """What `make_pool` makes has changed."""
+        for engine in self._engines.values():
+            self._retired.add(engine.pool)
+            engine.renew(self._make_pool(engine.instance))
+
+    def instance(self, instance_id: str) -> Instance | None:
+        engine = self._engines.get(instance_id)
+        return engine.instance if engine is not None else None
 
     def get(self, instance_id: str) -> Engine:
         """Raises EngineUnreachable for one that has been removed since it was chosen."""
@@ -87,7 +123,11 @@ class Engines:
             raise EngineUnreachable("The engine has left the fleet.")
         return engine
 
+    def connections(self) -> dict[str, PoolStats]:
+        """What has become of the connections to each engine."""
+        return {name: engine.pool.stats for name, engine in self._engines.items()}
+
     async def aclose(self) -> None:
         engines, self._engines = list(self._engines.values()), {}
-        for engine in engines:
-            await engine.pool.aclose()
+        for pool in (*[engine.pool for engine in engines], *self._retired):
+            await pool.aclose()

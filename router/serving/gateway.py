@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,44 +12,68 @@ from collections.abc import Awaitable, Callable, Sequence
 from router.core import Ask, Booking, DeliveredSource, Finish, Outcome, Placement, Prompt
 from router.errors import (
     ClientError,
-    EngineTlsError,
-    EngineUnreachable,
+    EngineTimeout,
     NoEngine,
+    Quarantined,
     RoomFull,
+    ShuttingDown,
     WaitedTooLong,
     WarmrouteError,
 )
-from router.http.messages import header_lines
+from router.http.messages import Request, header_lines
 from router.serving.attempt import Answer, Attempt
-from router.serving.call import Call, HttpRequest, read_call
-from router.serving.models import Models
-from router.serving.openai_errors import class_of
+from router.serving.call import TRACE_HEADERS, Call, read_call
+from router.serving.failover import Fault, RetryBudget, Tries, fault_of
+from router.serving.keep_alive import KeepAlive
+from router.serving.models import Models, Named
+from router.serving.openai_errors import CONTEXT_LENGTH_EXCEEDED, class_of
 from router.serving.proxy import Proxy
+from router.serving.quarantine import Quarantine
 from router.serving.reply import Reply
+from router.serving.split import choose
 from router.serving.tools_order import ToolsOrder
 
 _log = logging.getLogger(__name__)
 _UNKNOWN_MODEL = "unknown"  # what a client made up never becomes a label
+_OVER = "the time of the request is over"
+_NOWHERE = (NoEngine, RoomFull, WaitedTooLong)
 
 Listener = Callable[[Outcome], None]
+Access = Callable[[Request], Listener]
+"""Who notes a request: asked when it comes, so that it can look at the client, and told when it has ended."""
 
 
 class Passage:
     """What has become of one request so far; at its end, its Outcome."""
 
-    __slots__ = ("attempt", "attempts", "began", "booking", "call", "prompt", "queue_s", "started_at")
+    __slots__ = (
+        "access", "asked_model", "attempt", "attempts", "began", "booking", "call", "keep_alive", "prompt", "queue_s",
+        "started_at",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, access: Listener | None) -> None:
+        self.access = access
         self.began = time.monotonic()
         self.started_at = time.time()
+        self.asked_model = ""
         self.call: Call | None = None
         self.prompt: Prompt | None = None
         self.booking: Booking | None = None
         self.attempt: Attempt | None = None
+        self.keep_alive: KeepAlive | None = None
         self.attempts = 0
         self.queue_s = 0.0
 
-    def outcome(self, reply: Reply, *, status: int, finish: Finish, error: str = "") -> Outcome:
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self.began
+
+    def is_amid(self) -> bool:
+        return self.attempt is not None and self.attempt.amid
+
+    def outcome(
+        self, reply: Reply, *, status: int, finish: Finish, error: str = "", retry_after_s: float | None = None
+    ) -> Outcome:
         call, prompt, booking, attempt = self.call, self.prompt, self.booking, self.attempt
         usage = attempt.usage if attempt is not None else None
         cached = usage.cached_tokens if usage is not None else None
@@ -79,6 +104,8 @@ class Passage:
             self.attempts,
             error,
             attempt.events if attempt is not None else 0,
+            retry_after_s,
+            self.asked_model,
         )
 
 
@@ -102,8 +129,15 @@ class Gateway:
         listeners: Sequence[Listener] = (),
         body_limit: int = 64 << 20,
         receipts: bool = False,
+        access: Access | None = None,
+        forward_headers: Sequence[str] = (),
         tools_order: ToolsOrder | None = None,
+        retry_share: float = 0.1,
+        on_fault: Callable[[str, str], None] = lambda model, fault: None,
+        dice: random.Random | None = None,
     ) -> None:
+        """`retry_share`: of the requests, so many attempts may be made again. `on_fault`: told of a model whose engine
+        failed before its first byte, and how (`failover.py`)."""
         self._models = models
         self._tools_order = tools_order
         self._place: Callable[[Ask], Booking | Awaitable[Booking]] = getattr(placement, "place_now", placement.place)
@@ -113,15 +147,33 @@ class Gateway:
         self._listeners = tuple(listeners)
         self._body_limit = body_limit
         self._receipts = receipts
+        self._access = access
+        self._forwarded = TRACE_HEADERS.union(name.encode() for name in forward_headers)
+        self.budget = RetryBudget(retry_share)
+        self._on_fault = on_fault
+        self._quarantine = Quarantine()
+        self._dice = dice or random.Random()
 
-    async def complete(self, request: HttpRequest, reply: Reply, path: str) -> None:
-        """Answer a completion request, as a `Run`. Cancelling that is how a client's leaving is made known."""
-        passage = Passage()
+    async def complete(self, request: Request, reply: Reply, path: str) -> None:
+        """Answer a request, as a `Run`. Cancelling that is how a client's leaving is made known.
+
+        `path`: as engines know it.
+        """
+        passage = Passage(None if self._access is None else self._access(request))
         try:
-            call = read_call(request, path, models=self._models, body_limit=self._body_limit)
+            call = read_call(request, path, models=self._models, body_limit=self._body_limit, forwarded=self._forwarded)
             if not isinstance(call, Call):
                 call = await asyncio.ensure_future(call)
+            if call.named.model.split:
+                passage.asked_model, call = call.named.model.name, self._of_arm(call)
             passage.call = call
+            every_s = call.named.model.keep_alive_comments_s
+            if every_s is not None and call.stream:
+                loop = asyncio.get_running_loop()
+                passage.keep_alive = KeepAlive(reply, every_s, is_amid=passage.is_amid, loop=loop)
+            self.budget.request()
+            if self._quarantine and self._quarantine.holds(call.body):
+                raise _deadly()
             if self._tools_order is not None and "tools" in call.fields:
                 self._tools_order.observe(call.named.model.name, call.fields["tools"])
             prompt = self._read_prompt(call)
@@ -130,12 +182,13 @@ class Gateway:
             passage.prompt = prompt
             try:
                 answer = await self._attempt(passage, call, prompt, reply)
-            except EngineUnreachable as error:
-                answer = await self._attempt_elsewhere(passage, call, prompt, reply, error)
+            except WarmrouteError as error:
+                answer = await self._recover(passage, call, prompt, reply, error)
         except WarmrouteError as error:
             self._fail(passage, reply, error)
         except asyncio.CancelledError:
-            self._end(passage, passage.outcome(reply, status=499, finish="client_gone", error="client_gone"))
+            error_class = "reader_stalled" if reply.responder.stalled else "client_gone"
+            self._end(passage, passage.outcome(reply, status=499, finish="client_gone", error=error_class))
             reply.responder.abort()  # if it was not the client that ended this, it must not wait for the rest
             raise
         except Exception as unexpected:
@@ -145,7 +198,18 @@ class Gateway:
             self._end(passage, passage.outcome(reply, status=200, finish="complete"))
             answer.deliver(reply)
 
+    def refuse(self, request: Request, reply: Reply, error: WarmrouteError) -> None:
+        """Answer a request that did not come whole. It has an Outcome, as every other."""
+        self._fail(Passage(None if self._access is None else self._access(request)), reply, error)
+
+    def _of_arm(self, call: Call) -> Call:
+        """The call as one for the model that a split chooses. Raises NoEngine while that has not joined."""
+        model = call.named.model
+        return call.asked_of(self._models.resolve(choose(model.split, model.name, call.session, call.fields)))
+
     def _read_prompt(self, call: Call) -> Prompt | Awaitable[Prompt]:
+        if not call.api.reads_prompt:
+            return call.api.unread_prompt(call.fields, len(call.body))
         prompts, lora = call.named.model.prompts, call.named.lora
         prepare = getattr(prompts, "prepare_now", prompts.prepare)
         try:
@@ -155,57 +219,136 @@ class Gateway:
         return prompt
 
     async def _attempt(
-        self, passage: Passage, call: Call, prompt: Prompt, reply: Reply, exclude: tuple[str, ...] = ()
+        self, passage: Passage, call: Call, prompt: Prompt, reply: Reply, tries: Tries | None = None
     ) -> Answer:
-        """Place and send."""
+        """Place and send. `tries`: those made before this one."""
         asked = time.monotonic()
+        exclude = tries.failed if tries is not None else ()
         try:
             booking = self._place(call.ask(reply.request_id, prompt, exclude=exclude))
             if not isinstance(booking, Booking):
-                booking = await asyncio.ensure_future(booking)
+                booking = await _in_time(asyncio.ensure_future(booking), call, passage)
         finally:
             passage.queue_s += time.monotonic() - asked
         passage.booking = booking
         passage.attempts += 1
-        reply.receipt = self._receipt(booking)
-        attempt = passage.attempt = self._proxy.begin(call, booking, reply, on_first_token=self._progress)
+        reply.receipt = self._receipt(booking, passage.attempts)
+        attempt = passage.attempt = self._proxy.begin(
+            call,
+            booking,
+            reply,
+            on_first_token=self._progress,
+            first_byte_s=_first_byte_s(call, booking, tries),
+            age_s=passage.age_s if call.limits.total_s is not None else 0.0,
+        )
         try:
             return await attempt
         except BaseException:  # the client has left, or the answer is broken: either way the engine is freed
             attempt.cancel()
             raise
 
-    async def _attempt_elsewhere(
-        self, passage: Passage, call: Call, prompt: Prompt, reply: Reply, error: EngineUnreachable
+    # -- what failed before the first byte
+
+    async def _recover(
+        self, passage: Passage, call: Call, prompt: Prompt, reply: Reply, error: WarmrouteError
     ) -> Answer:
-        """Once more if the engine was not even reached, for then nothing has happened yet."""
-        booking = passage.booking
-        reached = error.code != EngineUnreachable.code and not isinstance(error, EngineTlsError)
-        if booking is None or reply.started or reached:
-            raise error
-        self._give_back(passage, self._failure(passage, reply, error))
-        try:
-            return await self._attempt(passage, call, prompt, reply, exclude=(booking.instance,))
-        except (NoEngine, RoomFull, WaitedTooLong):
-            raise error from None
+        """By another engine of the model, or by another model: as far as that can do no harm."""
+        asked_models = {call.named.model.name}
+        while True:
+            try:
+                return await self._attempt_again(passage, call, prompt, reply, error)
+            except WarmrouteError as final:
+                error = final
+            named = None if reply.started else self._other_model(call, error, asked_models)
+            if named is None:
+                raise error
+            asked_models.add(named.model.name)
+            self._give_back(passage, self._failure(passage, reply, error))
+            call = passage.call = call.asked_of(named)
+            found = self._read_prompt(call)
+            prompt = found if isinstance(found, Prompt) else await asyncio.ensure_future(_or_unread(found, call))
+            passage.prompt = prompt
+            try:
+                return await self._attempt(passage, call, prompt, reply)
+            except WarmrouteError as failed:
+                error = failed
+
+    async def _attempt_again(
+        self, passage: Passage, call: Call, prompt: Prompt, reply: Reply, error: WarmrouteError
+    ) -> Answer:
+        """Elsewhere; where there is no other engine, later. Raises the error of the last attempt."""
+        tries = Tries(call.named.model.failover, self.budget, dice=self._dice)
+        while True:
+            booking = passage.booking
+            fault = await self._fault(call, booking, error) if booking is not None and not reply.started else None
+            if fault is None or booking is None:
+                raise error
+            if fault is Fault.DIED and self._quarantine.note(call.body, booking.instance):
+                raise _deadly()
+            if not tries.again(fault, booking.instance, age_s=passage.age_s):
+                raise error
+            self._give_back(passage, self._failure(passage, reply, error))
+            await _sleep(tries.pause_s(fault))
+            try:
+                return await self._attempt(passage, call, prompt, reply, tries)
+            except _NOWHERE:
+                wait_s = tries.wait_s(fault, error.retry_after_s, age_s=passage.age_s)
+                if wait_s is None:
+                    raise error from None
+            except WarmrouteError as failed:
+                error = failed
+                continue
+            await _sleep(wait_s)
+            tries.failed = ()
+            try:
+                return await self._attempt(passage, call, prompt, reply, tries)
+            except _NOWHERE:
+                raise error from None
+            except WarmrouteError as failed:
+                error = failed
+
+    async def _fault(self, call: Call, booking: Booking, error: WarmrouteError) -> Fault | None:
+        fault = fault_of(error)
+        if fault is Fault.RESET and not await asyncio.ensure_future(self._proxy.is_there(booking.instance)):
+            fault = Fault.DIED
+        if fault is not None:
+            self._on_fault(call.named.model.name, fault)
+        return fault
+
+    def _other_model(self, call: Call, error: WarmrouteError, asked: set[str]) -> Named | None:
+        """Which one is configured for such a case, and is there."""
+        model = call.named.model
+        names: Sequence[str] = ()
+        if error.code == CONTEXT_LENGTH_EXCEEDED:
+            names = model.larger
+        elif not isinstance(error, (ClientError, ShuttingDown)):
+            names = model.fallbacks
+        for name in names:
+            named = self._models.find(name)
+            if named is not None and named.model.name not in asked:
+                return named
+        return None
 
     # -- the end
 
     def _fail(self, passage: Passage, reply: Reply, error: WarmrouteError) -> None:
         attempt = passage.attempt
-        self._end(passage, self._failure(passage, reply, error))
+        self._end(passage, self._failure(passage, reply, error, final=True))
         if not reply.started:
             reply.fail(error)
         elif attempt is not None and attempt.in_events:
-            reply.break_off(error, inside=attempt.inside)
+            reply.break_off(error, inside=attempt.inside, events=attempt.events)
         else:
             reply.break_off(None)
 
     def _end(self, passage: Passage, outcome: Outcome) -> None:
+        if passage.keep_alive is not None:
+            passage.keep_alive.stop()
         if passage.prompt is not None and passage.call is not None and outcome.usage is not None:
             passage.call.named.model.prompts.observe(passage.prompt, outcome.usage.input_tokens)
         self._give_back(passage, outcome)
-        for listener in self._listeners:
+        listeners = self._listeners if passage.access is None else (*self._listeners, passage.access)
+        for listener in listeners:
             try:
                 listener(outcome)
             except Exception as unexpected:  # whoever watches must not break what it watches
@@ -216,20 +359,60 @@ class Gateway:
         if booking is not None:
             self._release(booking.id, outcome)
 
-    def _failure(self, passage: Passage, reply: Reply, error: WarmrouteError) -> Outcome:
-        answered = isinstance(error, ClientError) and not reply.started
+    def _failure(self, passage: Passage, reply: Reply, error: WarmrouteError, *, final: bool = False) -> Outcome:
+        answered = final and isinstance(error, ClientError) and not reply.started
         return passage.outcome(
             reply,
-            status=reply.status if reply.started else error.status,
+            status=reply.status if final and reply.status else reply.api.status(error),
             finish="complete" if answered else "upstream_failed",
             error=class_of(error),
+            retry_after_s=error.retry_after_s,
         )
 
-    def _receipt(self, booking: Booking) -> bytes:
+    def _receipt(self, booking: Booking, attempts: int) -> bytes:
         predicted = b"\r\nx-warmroute-predicted-tokens: %d" % booking.predicted_hit_tokens
+        if attempts > 1:
+            predicted += b"\r\nx-warmroute-attempts: %d" % attempts
         if not self._receipts:
             return predicted
         return predicted + header_lines(((b"x-warmroute-instance", booking.instance.encode("latin-1", "replace")),))
+
+
+def _first_byte_s(call: Call, booking: Booking, tries: Tries | None) -> float:
+    """How long a first byte is waited for: less where there is another engine, or model, to go to."""
+    model = call.named.model
+    limit, rule = call.limits.first_byte_s, model.failover
+    if rule.move_on_s is None or rule.move_on_s >= limit or Fault.SILENT not in rule.retry_on:
+        return limit
+    attempts_left = rule.attempts - 1 if tries is None else tries.left
+    failed = () if tries is None else tries.failed
+    elsewhere = attempts_left > 0 and not set(failed).issuperset(booking.attempts_left)
+    return rule.move_on_s if elsewhere or model.fallbacks else limit
+
+
+async def _in_time(booking: asyncio.Future[Booking], call: Call, passage: Passage) -> Booking:
+    """Raises EngineTimeout for a request that is still in line when its time is over."""
+    total_s = call.limits.total_s
+    if total_s is None:
+        return await booking
+    timer = asyncio.get_running_loop().call_later(max(0.0, total_s - passage.age_s), booking.cancel, _OVER)
+    try:
+        return await booking
+    except asyncio.CancelledError as cancelled:
+        if cancelled.args != (_OVER,):  # but the client has left
+            raise
+        raise EngineTimeout("No engine was free in the time the request may take.", code="total_timeout") from None
+    finally:
+        timer.cancel()
+
+
+async def _sleep(seconds: float) -> None:
+    if seconds > 0:
+        await asyncio.ensure_future(asyncio.sleep(seconds))
+
+
+def _deadly() -> Quarantined:
+    return Quarantined("Engines that took this request died. It is not given to another.")
 
 
 async def _or_unread(prompt: Awaitable[Prompt], call: Call) -> Prompt:

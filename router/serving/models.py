@@ -9,6 +9,9 @@ import msgspec
 
 from router.core import Prompt
 from router.errors import BadRequest, NoEngine, UnknownModel
+from router.serving.deadlines import TimeLimits
+from router.serving.failover import FailoverRule
+from router.serving.split import Arm
 
 _SHOWN_CHARS = 100
 _JOINING_S = 2.0
@@ -27,7 +30,11 @@ class Prompts(Protocol):
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    """One public model. `aliases` and `loras` are further names for it; a LoRA's name also chooses the adapter."""
+    """One public model. `aliases` and `loras` are further names for it; a LoRA's name also chooses the adapter.
+
+    fallbacks: models to ask when its engines cannot answer. larger: when a prompt is too long for it. split: models
+    that share its requests. keep_alive_comments_s: how often a waiting stream gets a comment.
+    """
 
     name: str
     prompts: Prompts
@@ -35,6 +42,12 @@ class ServedModel(msgspec.Struct, frozen=True):
     loras: tuple[str, ...] = ()
     max_model_tokens: int | None = None
     created: int = 0  # Unix time
+    limits: TimeLimits = TimeLimits()
+    failover: FailoverRule = FailoverRule()
+    fallbacks: tuple[str, ...] = ()
+    larger: tuple[str, ...] = ()
+    split: tuple[Arm, ...] = ()
+    keep_alive_comments_s: float | None = None
 
 
 class Named(NamedTuple):
@@ -64,6 +77,10 @@ class Models:
         self._names = names
         self._only = Named(models[0], None) if len(models) == 1 else None
 
+    def expect(self, names: Iterable[str]) -> None:
+        """Names that are configured now."""
+        self._expected = frozenset(names)
+
     def resolve(self, name: object) -> Named:
         """Raises BadRequest for no name where there is a choice, UnknownModel for a name that nobody has.
 
@@ -72,6 +89,9 @@ class Models:
         if isinstance(name, str) and (named := self._names.get(name)) is not None:
             return named
         return self._without(name)
+
+    def find(self, name: str) -> Named | None:
+        return self._names.get(name)
 
     def _without(self, name: object) -> Named:
         """What a request stands for whose name of a model, if it has one, is not known."""

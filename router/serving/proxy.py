@@ -6,35 +6,74 @@ import asyncio
 from collections.abc import Callable
 
 from router.core import Booking
+from router.errors import EngineUnreachable
 from router.http.messages import header_lines
+from router.serving.apis import Translation
 from router.serving.attempt import Attempt
 from router.serving.call import Call
 from router.serving.deadlines import Deadlines
-from router.serving.engines import Engines
+from router.serving.engines import Engine, Engines
 from router.serving.reply import Reply
+
+ALIVE_S = 1.0
 
 
 class Proxy:
     """Sends requests to engines."""
 
-    def __init__(self, engines: Engines, *, first_byte_s: float = 600.0) -> None:
+    def __init__(self, engines: Engines) -> None:
         self._engines = engines
-        self._deadlines = Deadlines(first_byte_s=first_byte_s, loop=asyncio.get_running_loop())
+        self._deadlines = Deadlines(loop=asyncio.get_running_loop())
 
-    def begin(self, call: Call, booking: Booking, reply: Reply, *, on_first_token: Callable[[int], None]) -> Attempt:
+    def begin(
+        self,
+        call: Call,
+        booking: Booking,
+        reply: Reply,
+        *,
+        on_first_token: Callable[[int], None],
+        first_byte_s: float,
+        age_s: float,
+    ) -> Attempt:
         """Send `call` to the engine that was booked; its answer goes to `reply`. Raises EngineUnreachable.
 
-        `on_first_token` is called with the booking's id.
+        `on_first_token` is called with the booking's id. `first_byte_s`: how long it is waited for, by default as long
+        as the call's limits say. `age_s`: how long ago the call came.
         """
         engine = self._engines.get(booking.instance)
-        route = engine.route(call.path, booking.rank if booking.target_rank else None)
-        attempt = Attempt(call, reply, booking.id, on_first_token=on_first_token, deadlines=self._deadlines)
-        lines = b"%b\r\nx-request-id: %b" % (route.lines, reply.upstream_id)
-        if call.trace:
-            lines += header_lines(call.trace)
-        attempt.exchange = engine.pool.post(lines, call.upstream_body(booking.served, route.fields), attempt)
-        self._deadlines.set_first_byte(attempt)
+        attempt = Attempt(call, reply, booking.id, on_first_token=on_first_token)
+
+        def send(translation: Translation | None) -> None:
+            lines, body = _written(call, booking, reply, engine, translation)
+            attempt.watch = self._deadlines.begin(attempt, call.limits, first_byte_s=first_byte_s, age_s=age_s)
+            attempt.exchange = engine.pool.post(lines, body, attempt)
+
+        otherwise = call.api.otherwise
+        if otherwise is not None:
+            attempt.translate(otherwise, send, booking.tokens, lacks=engine.lacks)
+        send(attempt.translation)
         return attempt
+
+    async def is_there(self, instance: str) -> bool:
+        """Whether an engine that broke off still takes connections."""
+        try:
+            return await self._engines.get(instance).pool.answers(within_s=ALIVE_S)
+        except EngineUnreachable:
+            return False
 
     def close(self) -> None:
         self._deadlines.close()
+
+
+def _written(
+    call: Call, booking: Booking, reply: Reply, engine: Engine, translation: Translation | None
+) -> tuple[bytes, bytes]:
+    """Head and body of the request. Raises BadRequest for what cannot be translated."""
+    rank = booking.rank if booking.target_rank else None
+    route = engine.route(call.path if translation is None else translation.path, rank)
+    lines = b"%b\r\nx-request-id: %b" % (route.lines, reply.upstream_id)
+    if call.forwarded:
+        lines += header_lines(call.forwarded)
+    if translation is None:
+        return lines, call.upstream_body(booking.served, route.fields)
+    return lines, translation.body(call.fields, booking.served, route.fields)

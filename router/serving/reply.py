@@ -10,7 +10,7 @@ import orjson
 
 from router.errors import WarmrouteError
 from router.http.messages import Header, header_lines
-from router.serving.openai_errors import render, render_event
+from router.serving.apis import OPENAI, Api
 
 _NO_STORE: Header = (b"cache-control", b"no-store")  # an answer may hold what only this client may see
 _JSON = b"application/json"
@@ -30,8 +30,10 @@ class Responder(Protocol):
 
     started: bool
     gone: bool
+    stalled: bool
     on_gone: Callable[[], None] | None
     on_pause: Callable[[], None] | None
+    on_probe: Callable[[], None] | None
     on_resume: Callable[[], None] | None
 
     def send_lines(self, status: int, lines: bytes, body: bytes) -> None: ...
@@ -49,9 +51,11 @@ class Reply:
     request_id   what the client may know this request by
     upstream_id  what engines know it by: ours from its first byte, so that no client can take another's
     status       what the client was told, 0 for nothing yet
+    api          whose shape errors have
+    waiting      a stream is open in which there are comments only: what comes of it is as open as before
     """
 
-    __slots__ = ("lines", "receipt", "request_id", "responder", "status", "upstream_id", "write")
+    __slots__ = ("api", "lines", "receipt", "request_id", "responder", "status", "upstream_id", "waiting", "write")
 
     def __init__(self, responder: Responder, lines: bytes, *, request_id: str, upstream_id: bytes) -> None:
         self.responder = responder
@@ -60,11 +64,14 @@ class Reply:
         self.upstream_id = upstream_id
         self.receipt = b""
         self.status = 0
+        self.waiting = False
+        self.api: Api = OPENAI
         self.write = responder.write
 
     @property
     def started(self) -> bool:
-        return self.responder.started
+        """The client has some of an answer."""
+        return self.responder.started and not self.waiting
 
     def json(self, value: Any, *, status: int = 200) -> None:
         self.whole(status, JSON, orjson.dumps(value))
@@ -80,8 +87,18 @@ class Reply:
 
     def start(self, content: bytes = _STREAM) -> None:
         """Begin an answer of unknown length: an event stream unless said otherwise."""
+        if self.waiting:  # one that is open already
+            self.waiting = False
+            return
         self.status = 200
         self.responder.start_lines(200, content + self.lines + self.receipt)
+
+    def comment(self, comments: bytes) -> None:
+        """Whole comments, before an event stream has anything else in it."""
+        if not self.responder.started:
+            self.start()
+            self.waiting = True
+        self.write(comments)
 
     def finish(self, tail: bytes = b"") -> None:
         if tail:
@@ -90,15 +107,18 @@ class Reply:
 
     def fail(self, error: WarmrouteError) -> None:
         """Say `error` instead of an answer."""
+        if self.waiting:
+            self.break_off(error)
+            return
         if error.retry_after_s is not None:
             self.lines += b"\r\nretry-after: %d" % ceil(error.retry_after_s)
-        self.whole(error.status, JSON, render(error))
+        self.whole(self.api.status(error), JSON, self.api.render(error, self.request_id))
 
-    def break_off(self, error: WarmrouteError | None, *, inside: bool = False) -> None:
+    def break_off(self, error: WarmrouteError | None, *, inside: bool = False, events: int = 0) -> None:
         """End an answer that has begun so that it cannot be taken for a whole one.
 
-        In an event stream `error` is said in-band, after the end of the event that the client may be `inside` of.
+        In a stream, `error` is said in-band after so many `events`, and the end of the one the client is `inside` of.
         """
         if error is not None:
-            self.write((b"\n\n" if inside else b"") + render_event(error))
+            self.write((b"\n\n" if inside else b"") + self.api.render_event(error, self.request_id, events))
         self.responder.abort()

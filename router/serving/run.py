@@ -25,21 +25,24 @@ class Run:
     to the loop's exception handler.
     """
 
-    __slots__ = ("_cancelled", "_coroutine", "_on_end", "_stop_now", "_waits_for")
+    __slots__ = ("_coroutine", "_on_end", "_reason", "_stop_now", "_waits_for")
 
     def __init__(self, coroutine: Coroutine[Any, Any, None], on_end: Callable[[Run], object]) -> None:
         self._coroutine = coroutine
         self._on_end = on_end
         self._waits_for: Any = None
-        self._cancelled = False
+        self._reason: BaseException | None = None  # why it is to stop
         self._stop_now = False
 
-    def step(self, _: object = None) -> None:
+    def step(self, done: asyncio.Future[Any] | None = None) -> None:
         """Begin. Later steps come by themselves, as callbacks of what is waited for."""
         self._waits_for = None
-        coroutine = self._coroutine
+        coroutine, reason = self._coroutine, self._reason
         try:
-            waited = coroutine.throw(asyncio.CancelledError()) if self._stop_now else coroutine.send(None)
+            if reason is not None and (self._stop_now or (done is not None and done.cancelled())):
+                waited = coroutine.throw(reason)
+            else:
+                waited = coroutine.send(None)
         except (StopIteration, asyncio.CancelledError):
             self._on_end(self)
             return
@@ -54,16 +57,17 @@ class Run:
             waited.add_done_callback(self.step)
         else:
             waited.on_done = self.step
-        if self._cancelled:
+        if self._reason is not None:  # since before, or by what this step did
             self._stop(waited)
 
-    def cancel(self) -> None:
-        """Raise CancelledError where it waits: now; for a future, which is cancelled too, once that is done.
+    def cancel(self, reason: Exception | None = None) -> None:
+        """Raise CancelledError or `reason` where it waits: now; for a future, which is cancelled too, once it is done.
 
         A task that ends well in spite of it is not lost: the coroutine gets its result, and the error where it waits
         next. So nothing that a task has taken for it, such as a booking, is forgotten.
         """
-        self._cancelled = True
+        if self._reason is None:
+            self._reason = reason or asyncio.CancelledError()
         if self._waits_for is not None:
             self._stop(self._waits_for)
 

@@ -116,11 +116,13 @@ def _members(body: bytes) -> Iterator[Member]:
 def _values(body: bytes) -> Mapping[str, msgspec.Raw]:
     """The text of each value (of a doubled key's last). Empty where msgspec reads less than other parsers do.
 
+    It also goes less deep: how deep depends on the stack it is called from, where orjson always goes 1,024.
+
     Found forty times as fast as by looking at every bracket: 0.3 ms for 500 KB in 2,400 messages.
     """
     try:
         return _text_of_values(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):  # it nests less deeply than orjson
         return {}
 
 

@@ -1,20 +1,24 @@
 """An engine's event stream on its way to the client: bytes in, bytes out, and what they tell.
 
-Format: server-sent events (WHATWG HTML, §9.2) with the chunks of the OpenAI API in them.
+Format: server-sent events (WHATWG HTML, §9.2). `EventRelay` knows events, `SseRelay` the chunks of OpenAI's chat and
+completions in them; streams of named events are read in `apis/named_events.py`.
 
 What is held, and why. A client cannot use part of an event, so an event that is not whole yet is held, at most
 `HELD_BYTES` of it; whole events leave in the call that brought them. So every event is whole when it is looked at, no
 marker hides on a boundary, and a stream that breaks never leaves half an event behind. An event larger than the bound
 (a first chunk with the ids of a long prompt) passes as it comes, and is looked at as far as it was held.
 
-What is changed. Nothing, for a client that asked for usage: its bytes are the engine's. From one that did not ask, what
-is there only because we asked is taken away: an event that carries usage and no choices goes whole; from an event with
-choices the `usage` member is cut, whether null or not, and its other bytes stay.
+What is changed. Nothing, for a client that asked for usage: its bytes are the engine's. From chunks for one that did
+not ask, what is there only because we asked is taken away: an event that carries usage and no choices goes whole; from
+an event with choices the `usage` member is cut, whether null or not, and its other bytes stay.
 
-What ends it. `[DONE]` is not passed on but kept in `tail`, so that a request can be accounted for before its client
-sees the end. An in-band error of the engine is kept in `error`, and what follows it (vLLM 0.32: `[DONE]`) is dropped.
+What is refused. An event that should be an object and is none: clients fail on it, and what it had to say is lost.
 
-The first token is the first event that has choices: vLLM, SGLang, transformers and llama.cpp send the role-only chunk
+What ends it. `[DONE]`, or the event that says so, is not passed on but kept in `tail`, so that a request can be
+accounted for before its client sees the end. An in-band error of the engine is kept in `error`, and what follows it
+(vLLM 0.32: `[DONE]`) is dropped.
+
+The first token is the first chunk that has choices: vLLM, SGLang, transformers and llama.cpp send the role-only chunk
 when the first token is there, not before. Comments and keep-alives never count.
 """
 
@@ -29,36 +33,34 @@ from router.serving.splice import without
 from router.serving.usage import parse_object, read_usage
 
 HELD_BYTES = 64 * 1024
+DONE = b"[DONE]"
 
 _ENDS = (b"\n\n", b"\r\n\r\n")
 _LINE_PAIRS = (b"\n\n", b"\n\r\n", b"\r\r")
 _BOUNDARY = re.compile(rb"\n\n|\n\r\n|\r\r")
-_EVENTS = re.compile(rb"(?s:.+?)(?:\n\n|\n\r\n|\r\r|\Z)")
+_EVENTS = re.compile(rb"(?s:.*?)(?:\n\n|\n\r\n|\r\r)|(?s:.+)\Z")
 _FINISHED = re.compile(rb'"finish_reason"\s*+:\s*+"')
+TORN = {"message": "an event is no JSON", "code": 502}
 _HAS_CHOICES = re.compile(rb'"choices"\s*+:\s*+\[\s*+\{')
 
 
-class SseRelay:
-    """One answer's stream.
+class EventRelay:
+    """One answer's stream. What its events mean is the subclass's to say.
 
     begun        an event or comment has been passed on: the answer can no longer be turned into an error status
-    first_token  an event with choices has been seen
+    first_token  an event that brings output has been seen
     usage        the last usage object of the engine, whatever else its event held
-    done, tail   the end of the stream: `[DONE]` was seen, and `tail` is that event
+    done, tail   the end of the stream: the event that says so was seen, and `tail` is that event
     error        the engine's in-band error object; nothing is passed on any more
-    events       whole events passed on: an estimate of output tokens where usage is missing
+    events       whole events with data passed on: an estimate of output tokens where usage is missing
     inside       the client has part of an event: only after one larger than the bound
     """
 
-    __slots__ = (
-        "_choices", "_finished", "_held", "_hide_usage", "_seam",
-        "begun", "done", "error", "events", "first_token", "inside", "tail", "usage",
-    )  # fmt: skip
+    __slots__ = ("_held", "_seam", "begun", "done", "error", "events", "first_token", "inside", "tail", "usage")
 
-    def __init__(self, *, hide_usage: bool, choices: int = 1) -> None:
-        self._hide_usage = hide_usage
-        self._choices = choices
-        self._finished: set[int] = set()
+    held_bytes = HELD_BYTES
+
+    def __init__(self) -> None:
         self._held = bytearray()
         self._seam = b""  # the last bytes of an oversized event: its end may straddle two reads
         self.begun = False
@@ -71,9 +73,14 @@ class SseRelay:
         self.inside = False
 
     @property
+    def amid(self) -> bool:
+        """Part of an event has come, and not the rest."""
+        return self.inside or bool(self._held)
+
+    @property
     def complete(self) -> bool:
-        """The answer is whole: the engine said so, or (transformers has no `[DONE]`) every choice has finished."""
-        return self.error is None and (self.done or len(self._finished) >= self._choices)
+        """The answer is whole: the engine said so."""
+        return self.error is None and self.done
 
     def feed(self, data: bytes) -> bytes:
         """What can be written to the client now."""
@@ -82,32 +89,35 @@ class SseRelay:
         if self._held or not data.endswith(_ENDS):
             data = self._whole_events(data)
         passed = data if self._is_plain(data) else self._inspect(data)
-        return passed + self._begin_oversized() if len(self._held) > HELD_BYTES else passed
+        return passed + self._begin_oversized() if len(self._held) > self.held_bytes else passed
 
     def end(self) -> bytes:
-        """The engine's body is over. What is still held is passed on only if it reads as an event: not a torn one."""
+        """The engine's body is over. What is still held is passed on if it is an event or a comment: not a torn one.
+
+        It gets the blank line it lacks: without one a client would drop it, or read it as one with what comes next.
+        """
         held, self._held = bytes(self._held), bytearray()
-        if not held or self.done or self.error is not None:
+        if self.done or self.error is not None:
             return b""
         payload = _payload(held)
-        if payload and payload.strip() != b"[DONE]" and parse_object(payload) is None:
+        is_whole = payload.strip() == DONE or parse_object(payload) is not None
+        if not (is_whole if payload else held.lstrip(b"\r\n").startswith(b":")):
             return b""
-        return self._event(held)
+        return _closed(self._event(held))
 
     def _is_plain(self, data: bytes) -> bool:
-        """Whether whole events hold nothing that must be looked at. Nearly all of a stream passes here."""
-        if (
-            not self.first_token
-            or b'"usage"' in data
-            or b'"error"' in data
-            or b"[DONE]" in data
-            or _FINISHED.search(data)
-            or self.done
-            or self.error is not None
-        ):
-            return False
-        self.events += data.count(b"\n\n") or data.count(b"\n\r\n")
-        return True
+        """Whether whole events hold nothing that must be looked at; if so, they have been counted."""
+        raise NotImplementedError
+
+    def _read(self, event: bytes, payload: bytes) -> bytes:
+        """What is passed on of an event with data; nothing where it ends the stream."""
+        raise NotImplementedError
+
+    def _look_at_part(self, part: bytes) -> None:
+        """The beginning of an event that is larger than the bound."""
+
+    def _oversized_ends(self) -> None:
+        """Such an event has been passed on whole."""
 
     def _inspect(self, data: bytes) -> bytes:
         passed = []
@@ -131,8 +141,7 @@ class SseRelay:
         passed, self._held = bytes(self._held), bytearray()
         self._seam = passed[-3:]
         self.inside = self.begun = True
-        if _HAS_CHOICES.search(passed):
-            self.first_token = True
+        self._look_at_part(passed)
         return self._unless_ended(passed)
 
     def _oversized(self, data: bytes) -> bytes:
@@ -145,6 +154,7 @@ class SseRelay:
         self.inside = False
         self.events += 1
         passed = self._unless_ended(data[:rest])
+        self._oversized_ends()
         return passed + self.feed(data[rest:]) if rest < len(data) else passed
 
     def _unless_ended(self, data: bytes) -> bytes:
@@ -153,19 +163,62 @@ class SseRelay:
     def _event(self, event: bytes) -> bytes:
         """The bytes to pass on for one event."""
         payload = _payload(event)
-        if payload.strip() == b"[DONE]":
-            self.done, self.tail = True, event
-            return b""
-        chunk = parse_object(payload) if payload else None
-        if chunk is not None:
-            self.error = _in_band_error(chunk)
-            if self.error is not None:
-                return b""
-            event = self._chunk(chunk, event, payload)
+        if payload:
+            event = self._read(event, payload)
         if event:
             self.begun = True
-            self.events += 1
+            self.events += bool(payload)
         return event
+
+
+class SseRelay(EventRelay):
+    """The chunks of chat and completions."""
+
+    __slots__ = ("_choices", "_finished", "_hide_usage")
+
+    def __init__(self, *, hide_usage: bool, choices: int = 1) -> None:
+        super().__init__()
+        self._hide_usage = hide_usage
+        self._choices = choices
+        self._finished: set[int] = set()
+
+    @property
+    def complete(self) -> bool:
+        """The answer is whole: the engine said so, or (transformers has no `[DONE]`) every choice has finished."""
+        return self.error is None and (self.done or len(self._finished) >= self._choices)
+
+    def _is_plain(self, data: bytes) -> bool:
+        """Nearly all of a stream passes here."""
+        if (
+            not self.first_token
+            or b'"usage"' in data
+            or b'"error"' in data
+            or b"[DONE]" in data
+            or data.startswith(b":")
+            or b"\n:" in data
+            or _FINISHED.search(data)
+            or self.done
+            or self.error is not None
+            or data.count(b"}\n\n") != data.count(b"\n\n")  # an event that is cut short: found without parsing any
+        ):
+            return False
+        self.events += data.count(b"\n\n") or data.count(b"\n\r\n")
+        return True
+
+    def _look_at_part(self, part: bytes) -> None:
+        if _HAS_CHOICES.search(part):
+            self.first_token = True
+
+    def _read(self, event: bytes, payload: bytes) -> bytes:
+        if payload.strip() == DONE:
+            self.done, self.tail = True, event
+            return b""
+        chunk = parse_object(payload)
+        if chunk is None:
+            self.error = TORN if payload.startswith(b"{") else None
+            return event if self.error is None else b""
+        self.error = in_band_error_of(chunk)
+        return b"" if self.error is not None else self._chunk(chunk, event, payload)
 
     def _chunk(self, chunk: dict[str, Any], event: bytes, payload: bytes) -> bytes:
         choices = chunk.get("choices")
@@ -178,6 +231,12 @@ class SseRelay:
         if not self._hide_usage:
             return event
         return _without_usage(event, payload) if choices or chunk["usage"] is None else b""
+
+
+def _closed(event: bytes) -> bytes:
+    if not event or event.endswith(_LINE_PAIRS):
+        return event
+    return event + (b"\n" if event.endswith(b"\n") else b"\n\n")
 
 
 def _split(data: bytes) -> list[bytes]:
@@ -207,14 +266,14 @@ def _finished(choices: list[Any]) -> Iterator[int]:
             yield index if isinstance(index, int) else 0
 
 
-def _in_band_error(chunk: dict[str, Any]) -> dict[str, Any] | None:
+def in_band_error_of(chunk: dict[str, Any]) -> dict[str, Any] | None:
     """vLLM and SGLang: {"error": {…}}; SGLang's flat form: {"object": "error", "message": …}."""
     if chunk.get("object") == "error":
         return chunk
     error = chunk.get("error")
     if not error or chunk.get("choices"):
         return None
-    return error if isinstance(error, dict) else {"message": str(error)}
+    return error if isinstance(error, dict) else {"message": error if isinstance(error, str) else ""}
 
 
 def _without_usage(event: bytes, payload: bytes) -> bytes:

@@ -1,4 +1,9 @@
-"""What an engine says it did: the `usage` object of the OpenAI API, in whole answers and in stream events."""
+"""What an engine says it did: the `usage` object, in whole answers and in stream events.
+
+Three shapes, told apart by their names. OpenAI's chat, completions and embeddings: `prompt_tokens`. Its Responses:
+`input_tokens`, cached ones among them. Anthropic's Messages: `input_tokens` that were neither read from the cache nor
+written to it, with those two beside it. An input of ours is all there is to read, cached or not.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +47,23 @@ def read_usage(usage: object) -> Usage | None:
     """
     if not isinstance(usage, dict):
         return None
+    if "input_tokens" in usage:
+        return _usage_of_input(usage)
     prompt, output = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+    if prompt is None and output is None:
+        prompt = _count(usage.get("total_tokens"))  # all that rerankers say
     details = usage.get("prompt_tokens_details")
     return _usage(prompt, output, _count(details.get("cached_tokens")) if isinstance(details, dict) else None)
+
+
+def _usage_of_input(usage: dict[str, Any]) -> Usage | None:
+    """Responses, Messages."""
+    prompt, output = _count(usage.get("input_tokens")), _count(usage.get("output_tokens"))
+    details = usage.get("input_tokens_details")
+    if isinstance(details, dict):
+        return _usage(prompt, output, _count(details.get("cached_tokens")))
+    cached, written = _count(usage.get("cache_read_input_tokens")), _count(usage.get("cache_creation_input_tokens"))
+    return _usage((prompt or 0) + (cached or 0) + (written or 0), output, cached) if prompt is not None else None
 
 
 def _usage(prompt: int | None, output: int | None, cached: int | None) -> Usage | None:
@@ -61,16 +80,18 @@ def usage_of_answer(body: bytes) -> Usage | None:
         return find_usage(body)
     try:
         counts = _read_answer(body).usage  # nothing else of the answer is built
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return _usage_of_odd_answer(body)
     if counts is None:
         return None
+    if counts.prompt_tokens is None:
+        return _usage_of_odd_answer(body)
     details = counts.prompt_tokens_details
     return _usage(counts.prompt_tokens, counts.completion_tokens, details.cached_tokens if details else None)
 
 
 def _usage_of_odd_answer(body: bytes) -> Usage | None:
-    """A count may be no number, a string half a surrogate pair: what can be read still counts."""
+    """Of another API; or a count may be no number, a string half a character, a list very deep: what is read counts."""
     answer = parse_object(body)
     return read_usage(answer.get("usage")) if answer is not None else None
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from adapters._metrics import by_rank, first, label, rank_of, samples
+from adapters._metrics import by_rank, first, label, rank_of, samples, whole
 from tests.adapters.wire import recorded_bytes
 
 ENGINES = ["vllm-0.32.0", "sglang-0.5.23"]
@@ -77,3 +77,17 @@ def test_labels() -> None:
     assert label(b"", b"engine") is None
     assert rank_of(labels, b"engine") == 3
     assert rank_of(labels, b"model") == 0
+
+
+def test_labels_that_are_not_what_they_should_be() -> None:
+    assert label(b'engine="0', b"engine") is None
+    assert label(b'engine="\xff"', b"engine") == "\ufffd"
+    assert rank_of(b'engine="%b"' % (b"9" * 5000), b"engine") == 0
+    assert whole(b'blocks="12",x="y"', b"blocks") == 12
+    assert whole(b'blocks="None"', b"blocks") is None
+    assert whole(b'blocks="%b"' % (b"9" * 5000), b"blocks") is None
+
+
+def test_a_sum_is_a_number() -> None:
+    page = b'a{engine="0"} +Inf\na{engine="1"} 2\na{engine="2"} NaN\n'
+    assert by_rank(page, b"a", rank=b"engine") == {1: 2.0}

@@ -2,8 +2,8 @@
 
     python -m tests.bench [NAME …] [--json FILE] [--tokenizer DIR] [--sglang-router PYTHON] [--peers FOLDER]
 
-Runs the named benchmarks, or all, one after the other, each in a process of its own: about 7 minutes, and nothing else
-should run on the machine meanwhile. Each also runs alone (`python -m tests.bench.NAME`).
+Runs the named benchmarks, or all but `crowd`, one after the other, each in a process of its own: about 7 minutes, and
+nothing else should run on the machine meanwhile. Each also runs alone (`python -m tests.bench.NAME`).
 
 --tokenizer      a folder with a model's tokenizer.json for `decision`; by default the demo's
 --sglang-router  the Python of an environment with sglang-router, which `turns` then measures beside us
@@ -30,6 +30,7 @@ BENCHMARKS = (
     "place", "decision", "index", "events", "slices", "lab", "http_relay", "relay", "turns", "stalls",
     "streaming_share", "agreement",
 )  # fmt: skip
+BY_NAME = ("crowd",)  # run only when named: they ask whether something breaks, not how fast it is
 REPOSITORY = Path(__file__).resolve().parents[2]
 PEER_NAMES = ("direct", "vllm-router rr", "sglang-router cache", "warmroute", "warmroute-always")
 PEERS_TAKE_S = 150
@@ -67,14 +68,14 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join((*BENCHMARKS, *BY_NAME)))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--tokenizer")
     parser.add_argument("--sglang-router")
     parser.add_argument("--peers", type=Path)
     options = parser.parse_args()
-    if unknown := set(options.names) - set(BENCHMARKS):
-        parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
+    if unknown := set(options.names) - {*BENCHMARKS, *BY_NAME}:
+        parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join((*BENCHMARKS, *BY_NAME))}")
     return options
 
 

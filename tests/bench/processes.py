@@ -54,7 +54,7 @@ def running(arguments: list[str], *, core: int, log: Path, python: str = sys.exe
     try:
         yield Measured(process, log)
     finally:
-        process.terminate()
+        process.send_signal(signal.SIGINT)  # after SIGTERM a gateway would wait for its balancers
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:
@@ -105,6 +105,7 @@ def written_config(
     tokenize: str,
     policy: str,
     further_models: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> Path:
     """A configuration file with everything on: demo tokenizer and template, events, metrics, admin API."""
     config = {
@@ -114,6 +115,7 @@ def written_config(
         "models": {model: {"tokenizer": "demo", "parity": "off", "tokenize": tokenize}, **(further_models or {})},
         "policy": {"name": policy},
         "engines": engines,
+        **(settings or {}),
     }
     file = folder / "warmroute.yaml"
     file.write_text(yaml.safe_dump(config))
@@ -128,6 +130,8 @@ def gateway(
     engines: Sequence[Mapping[str, Any]] | None = None,
     model: str = "fake",
     further_models: Mapping[str, Any] | None = None,
+    module: str = "router",
+    settings: Mapping[str, Any] | None = None,
 ) -> Iterator[Measured]:
     """`warmroute serve` before the fake engines, or those given."""
     with tempfile.TemporaryDirectory() as name:
@@ -140,8 +144,9 @@ def gateway(
             tokenize=tokenize,
             policy=policy,
             further_models=further_models,
+            settings=settings,
         )
-        with running(["router", "serve", "-c", str(file)], core=GATEWAY_CORE, log=folder / "log") as measured:
+        with running([module, "serve", "-c", str(file)], core=GATEWAY_CORE, log=folder / "log") as measured:
             wait_for(f"http://127.0.0.1:{PORT + 1000}/readyz", measured)
             time.sleep(1.5)  # every engine has been looked at
             yield measured

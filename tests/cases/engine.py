@@ -24,7 +24,10 @@ from tests.cases.events import EventPort
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 MODEL = "m-chat"
-_COMPLETIONS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+_COMPLETIONS = (
+    *("/v1/chat/completions", "/v1/completions", "/inference/v1/generate", "/v1/embeddings", "/v1/responses"),
+    *("/v1/messages", "/v1/messages/count_tokens", "/v1/audio/transcriptions", "/v1/audio/speech"),
+)
 
 
 class Exchange:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
+import logging
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -12,9 +14,9 @@ from typing import Any
 import pytest
 import zstandard
 
-from tests.cases.engine import Engine
+from tests.cases.engine import MODEL, Engine, Exchange, Script, answer_ok, event
 from tests.cases.events import stored
-from tests.cases.stand import Stand, case_input, client_bodies, written
+from tests.cases.stand import Stand, case_input, client_bodies, request_head, written
 
 
 async def relayed(stand: Stand, body: Any, **how: Any) -> bytes:
@@ -132,13 +134,31 @@ class TestPromptsThatAreNotOneText:
         await stand.publish({"seq": 0, "events": [stored("x", [1, 2], block_size=2)]})
         assert await stand.overlap(call["json"]["prompt"]) == {"A": 2}
 
-    @pytest.mark.xfail(strict=True, reason="the gateway has no /v1/embeddings route")
     async def test_embeddings_of_ids_pass(self, stand: Stand) -> None:
         call = case_input("22")["client"][5]
         await stand.start(Engine())
         sent = written(call["json"])
         await stand.ask(sent, path=call["path"])
         assert [exchange.body for exchange in stand.engines["A"].seen] == [sent]
+
+
+# https://github.com/BerriAI/litellm/issues/42426, https://github.com/BerriAI/litellm/issues/13088
+async def test_embeddings_pass_both_ways_as_they_are_and_are_placed_by_load(stand: Stand) -> None:
+    case = case_input("30")
+    told = written(case["upstream"][0]["json"])
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.answer(told)
+
+    await stand.start(Engine(script=script))
+    for call in case["client"]:
+        sent = written(call["json"] | {"model": MODEL})
+        answer = await stand.ask(sent, path=call["path"])
+        assert answer.content == told
+        assert stand.engines["A"].seen[-1].body == sent
+        receipt = await stand.receipt(answer)
+        assert receipt["decision"]["reason"] == "no key: this route's prompt is not read"
+        assert (receipt["input_tokens"], receipt["usage"]["output_tokens"]) == (1, 0)
 
 
 # https://github.com/BerriAI/litellm/pull/24196, https://github.com/anthropics/claude-code/issues/72995
@@ -211,3 +231,260 @@ def _bomb(decoded_bytes: int) -> bytes:
     compressor, piece = zlib.compressobj(9, zlib.DEFLATED, 31), bytes(1 << 20)
     pieces = [compressor.compress(piece) for _ in range(decoded_bytes >> 20)]
     return b"".join((*pieces, compressor.flush()))
+
+
+# https://github.com/vllm-project/production-stack/issues/827
+class TestAnAnswerCompressedOnItsWay:
+    """We never ask for a coding, so that usage can be read; what a proxy before the engine makes of it is undone."""
+
+    WHOLE = written(case_input("25")["upstream"][0]["json"])
+    CALLS = case_input("25")["client"]
+    CODINGS = (("gzip", gzip.compress), ("deflate", zlib.compress), ("zstd", zstandard.compress))
+
+    async def _check(self, stand: Stand, call: Any, script: Script) -> None:
+        (engine,) = stand.engines.values()
+        engine.script = script
+        answer = await stand.ask(call["json"], headers=call["headers"])
+        assert answer.status_code == 200, answer.text
+        assert "content-encoding" not in answer.headers
+        assert answer.content == (self._stream() if call["json"].get("stream") else self.WHOLE)
+        usage = (await stand.receipt(answer))["usage"]
+        assert (usage["input_tokens"], usage["output_tokens"], usage["cached_tokens"]) == (3, 1, 0)
+        assert "accept-encoding" not in engine.seen[-1].headers
+
+    def _stream(self, *, with_usage: bool = False) -> bytes:
+        chunk = {"choices": [{"index": 0, "delta": {"content": "z"}, "finish_reason": "stop"}]}
+        usage = {"choices": [], "usage": json.loads(self.WHOLE)["usage"]}
+        return event(chunk) + (event(usage) if with_usage else b"") + event("[DONE]")
+
+    def _script(self, call: Any, compress: Callable[[bytes], bytes], *headers: str) -> Script:
+        stream = bool(call["json"].get("stream"))
+        body = compress(self._stream(with_usage=True) if stream else self.WHOLE)
+        kind = "text/event-stream" if stream else "application/json"
+        lines = [f"content-type: {kind}", f"content-length: {len(body)}", *headers]
+
+        async def script(exchange: Exchange) -> None:
+            await exchange.write("\r\n".join(["HTTP/1.1 200 OK", *lines, "", ""]).encode() + body)
+
+        return script
+
+    async def test_is_readable_and_counted(self, stand: Stand) -> None:
+        await stand.start(Engine())
+        for coding, compress in self.CODINGS:
+            for call in self.CALLS:
+                await self._check(stand, call, self._script(call, compress, f"content-encoding: {coding}"))
+
+    async def test_in_several_members(self, stand: Stand) -> None:
+        await stand.start(Engine())
+
+        def in_two(body: bytes) -> bytes:
+            return gzip.compress(body[:9]) + gzip.compress(body[9:])
+
+        for call in self.CALLS:
+            await self._check(stand, call, self._script(call, in_two, "content-encoding: gzip"))
+
+    async def test_or_only_said_to_be(self, stand: Stand) -> None:
+        await stand.start(Engine())
+        for coding, _ in self.CODINGS:
+            for call in self.CALLS:
+                await self._check(stand, call, self._script(call, bytes, f"content-encoding: {coding}"))
+
+    async def test_without_a_word(self, stand: Stand) -> None:
+        await stand.start(Engine())
+        for call in self.CALLS[:2]:
+            await self._check(stand, call, self._script(call, gzip.compress))
+        stand.engines["A"].script = self._script(self.CALLS[2], gzip.compress)
+        answer = await stand.ask(self.CALLS[2]["json"])  # a stream cannot wait until it is known what it is
+        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "engine_protocol_error")
+
+    async def test_and_broken_is_an_error(self, stand: Stand) -> None:
+        await stand.start(Engine())
+        call = self.CALLS[0]
+        bomb = _bomb(64 << 20)
+        for body, coding in (
+            (gzip.compress(self.WHOLE)[:-9], "gzip"),
+            (gzip.compress(self.WHOLE)[:-9], ""),
+            (gzip.compress(self.WHOLE)[::-1], "gzip"),
+            (zstandard.compress(self.WHOLE)[:-3], "zstd"),
+            (zstandard.compress(self.WHOLE)[::-1], "zstd"),
+            (bomb, "gzip"),
+            (gzip.compress(b"") * 500 + gzip.compress(self.WHOLE), "gzip"),
+            (zstandard.compress(bytes(64 << 20)), "zstd"),
+        ):
+            headers = (f"content-encoding: {coding}",) if coding else ()
+            stand.engines["A"].script = self._script(call, lambda _, body=body: body, *headers)  # type: ignore[misc]
+            answer = await stand.ask(call["json"])
+            assert (answer.status_code, answer.json()["error"]["code"]) == (502, "engine_protocol_error")
+            assert (await stand.receipt(answer))["finish"] == "upstream_failed"
+
+
+# https://github.com/finch-xu/cc-router/issues/41, https://github.com/sgl-project/sglang/pull/38735
+class TestLargeBodies:
+    """At most `listen.max_body_bytes`, 64 MiB by default."""
+
+    @staticmethod
+    def _expanded(value: Any) -> Any:
+        if isinstance(value, dict):
+            if "repeat" in value:
+                return value.get("prefix", "") + value["repeat"] * value["times"]
+            return {key: TestLargeBodies._expanded(each) for key, each in value.items()}
+        return [TestLargeBodies._expanded(each) for each in value] if isinstance(value, list) else value
+
+    async def test_below_the_limit_arrive_whole(self, stand: Stand) -> None:
+        await stand.start(Engine(), model={"tokenizer": "none"})
+        for call in case_input("26")["client"][:2]:
+            sent = written(self._expanded(call["json"]))
+            assert len(sent) > 1 << 20
+            digest = hashlib.sha256(sent).digest()
+            assert hashlib.sha256(await relayed(stand, sent)).digest() == digest
+            assert hashlib.sha256(await self._uploaded(stand, sent)).digest() == digest
+
+    async def _uploaded(self, stand: Stand, sent: bytes) -> bytes:
+        """In chunks, once the gateway has said that it wants them."""
+        head = request_head(b"", {"expect": "100-continue", "transfer-encoding": "chunked"})
+        async with stand.connection() as (reader, writer):
+            writer.write(head.replace(b"content-length: 0\r\n", b""))
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            for at in range(0, len(sent), 300_000):
+                part = sent[at : at + 300_000]
+                writer.write(b"%x\r\n%b\r\n" % (len(part), part))
+                await writer.drain()
+            writer.write(b"0\r\n\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        return stand.engines["A"].seen[-1].body
+
+    async def test_take_twice_their_size(self, stand: Stand) -> None:
+        """What came, and what a parser makes of it: the third copy is the engine's, in this process too."""
+        held = 0
+
+        async def script(exchange: Exchange) -> None:
+            nonlocal held
+            held, _ = tracemalloc.get_traced_memory()
+            await answer_ok(exchange)
+
+        await stand.start(Engine(script=script), model={"tokenizer": "none"})
+        sent = written(self._expanded(client_bodies("26")[1]))
+        async with stand.connection() as (reader, writer):
+            tracemalloc.start()
+            try:
+                writer.write(request_head(sent, {}))
+                for at in range(0, len(sent), 65_536):
+                    writer.write(sent[at : at + 65_536])
+                    await writer.drain()
+                assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+            finally:
+                tracemalloc.stop()
+        assert held < 3.2 * len(sent)
+
+    @pytest.mark.parametrize("announced", [True, False])
+    async def test_above_the_limit_are_refused_logged_and_counted(
+        self, stand: Stand, announced: bool, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """As soon as it is known: at the head, if that tells the length."""
+        await stand.start(Engine(), listen={"port": 0, "access_log": True, "cors": {"origins": ["https://a"]}})
+        size = client_bodies("26")[2]["messages"][0]["content"]["times"]
+        framing = {"content-length": str(size)} if announced else {"transfer-encoding": "chunked"}
+        head = request_head(b"", {"x-request-id": "too-large", "origin": "https://a", **framing})
+        with caplog.at_level(logging.INFO):
+            async with stand.connection() as (reader, writer):
+                writer.write(head if announced else head.replace(b"content-length: 0\r\n", b""))
+                if not announced:
+                    await self._send_without_end(reader, writer)
+                answer = await reader.read()
+        lines, _, body = answer.partition(b"\r\n\r\n")
+        assert lines.startswith(b"HTTP/1.1 413 ")
+        assert b"\r\nx-request-id: too-large" in lines
+        assert b"\r\naccess-control-allow-origin: https://a" in lines
+        assert json.loads(body)["error"]["code"] == "request_too_large"
+        assert json.loads(body)["error"].keys() == {"message", "type", "param", "code"}
+        (receipt,) = await stand.receipts()
+        assert (receipt["status"], receipt["error"]) == (413, "request_too_large")
+        (access,) = [record.message for record in caplog.records if record.name == "warmroute.access"]
+        assert (json.loads(access)["status"], json.loads(access)["request_id"]) == (413, "too-large")
+        assert any(record.name == "warmroute.http" and "413" in record.message for record in caplog.records)
+        metrics = await stand.metrics()
+        assert metrics['warmroute_http_refused_total{status="413"}'] == 1
+        assert metrics['warmroute_requests_total{finish="complete",model="unknown",status="413"}'] == 1
+        assert stand.engines["A"].seen == []
+
+    async def _send_without_end(self, reader: Any, writer: Any) -> None:
+        part = b"100000\r\n%b\r\n" % bytes(1 << 20)
+        while not (reader.at_eof() or reader._buffer):
+            writer.write(part)
+            await writer.drain()
+
+
+# https://github.com/vllm-project/router/pull/114, https://github.com/BerriAI/litellm/issues/13088
+class TestHeaders:
+    CALL = case_input("31")["client"][0]
+    TRACE = CALL["headers"]["traceparent"]
+
+    async def _told(self, stand: Stand, **headers: str) -> dict[str, str]:
+        """What the engine got of these, and of the case's."""
+        body = self.CALL["json"]
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with stand.connection() as (reader, writer):
+            writer.write(request_head(body, {**self.CALL["headers"], **named, "accept-encoding": "gzip"}))
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+            writer.write(written(body))
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        found = dict(stand.engines["A"].seen[-1].headers)
+        for ours in ("host", "content-length", "content-type", "accept", "x-request-id"):
+            del found[ours]
+        return found
+
+    async def test_of_a_client_only_those_of_its_trace_reach_the_engine(self, stand: Stand) -> None:
+        await stand.start(Engine())
+        secret = {"authorization": "Bearer s", "x_api_key": "s", "api_key": "s", "x_real_ip": "1.2.3.4"}
+        found = await self._told(stand, tracestate="a=b", baggage="user=7", forwarded="for=1.2.3.4", **secret)
+        assert found == {"traceparent": self.TRACE, "tracestate": "a=b"}
+
+    async def test_and_those_that_the_operator_names(self, stand: Stand) -> None:
+        await stand.start(Engine(), listen={"port": 0, "forward_headers": ["X-Custom-App", "baggage"]})
+        found = await self._told(stand, baggage="user=7")
+        assert found == {"traceparent": self.TRACE, "x-custom-app": "ok", "baggage": "user=7"}
+
+    async def test_what_connection_names_is_for_us_alone(self, stand: Stand) -> None:
+        await stand.start(Engine(), listen={"port": 0, "forward_headers": ["x-hop", "x-custom-app"]})
+        found = await self._told(stand, connection="close, X-Hop ,tracestate", tracestate="a=b")
+        assert found == {"traceparent": self.TRACE, "x-custom-app": "ok"}
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_of_an_engine_only_its_content_type_reaches_the_client(self, stand: Stand, stream: bool) -> None:
+        lines = case_input("31")["upstream"][0]["headers"] | {"set-cookie": "a=b", "x-request-id": "theirs"}
+
+        async def script(exchange: Exchange) -> None:
+            kind = "text/event-stream" if stream else "application/json"
+            head = "".join(f"{name}: {value}\r\n" for name, value in {**lines, "content-type": kind}.items())
+            await exchange.write(f"HTTP/1.1 200 OK\r\n{head}\r\n".encode())
+            done = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+            await exchange.chunk(event(done) + event("[DONE]") if stream else b"{}")
+            await exchange.chunk(b"")
+
+        await stand.start(Engine(script=script))
+        answer = await stand.ask(self.CALL["json"] | {"stream": stream}, headers={"x-request-id": "mine"})
+        assert answer.headers["x-request-id"] == "mine"
+        told = set(answer.headers) - {"content-type", "x-request-id", "x-warmroute-predicted-tokens"}
+        assert told == {"cache-control"} | (
+            {"transfer-encoding", "x-accel-buffering"} if stream else {"content-length"}
+        )
+        assert "secret-host-7" not in str(answer.headers)
+
+
+async def test_json_nested_without_end_is_refused(stand: Stand) -> None:
+    """And what is merely deep reaches the engine, spliced or not."""
+    await stand.start(Engine(), model={"aliases": ["other"]})
+    for depth in (1_100, 100_000, 5_000_000):
+        for opening in (b"[", b'{"a":'):
+            answer = await stand.ask(b'{"model": "m-chat", "messages": ' + opening * depth)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+            inner, closing = (b"", b"]") if opening == b"[" else (b"1", b"}")
+            whole = opening * depth + inner + closing * depth
+            answer = await stand.ask(b'{"model": "m-chat", "messages": %b}' % whole)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+    for model in (b"m-chat", b"other"):
+        for depth in (10, 500, 1_000):
+            deep = b'{"model": "%b", "stream": true, "messages": %b%b}' % (model, b"[" * depth, b"]" * depth)
+            assert b"[" * depth in await relayed(stand, deep)
+            twice = deep[:-1] + b', "model": "%b"}' % model
+            assert b"[" * depth in await relayed(stand, twice)

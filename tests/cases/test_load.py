@@ -137,16 +137,10 @@ class TestAPopularPrefix:
         [
             CHAT,
             COMPLETIONS,
-            pytest.param(
-                GENERATE,
-                marks=pytest.mark.xfail(strict=True, reason="the gateway has no /inference/v1/generate route"),
-            ),
+            GENERATE,
         ],
     )
-    async def test_counts_as_load_on_every_route(
-        self, stand: Stand, path: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(scripted, "_COMPLETIONS", (*scripted._COMPLETIONS, GENERATE))
+    async def test_counts_as_load_on_every_route(self, stand: Stand, path: str) -> None:
         engines, (script,) = with_slow_engines("A")
         await stand.start(*engines, **UNTIL_TOKENIZED)
         chat, text = client_bodies("52")

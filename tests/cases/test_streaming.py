@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
+import tracemalloc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +13,7 @@ import httpx
 import pytest
 
 from tests.cases.engine import Engine, Exchange, Script, answer_ok, event, streaming
-from tests.cases.stand import Stand, case_input, client_bodies
+from tests.cases.stand import Stand, case_input, client_bodies, request_head, written
 
 Chunks = Sequence[Mapping[str, Any] | str]
 REPLACEMENT = "\ufffd".encode()
@@ -166,3 +169,116 @@ class TestTwoChoices:
 async def _read(answer: httpx.Response, parts: list[bytes]) -> None:
     async for part in answer.aiter_raw():
         parts.append(part)
+
+
+# https://github.com/theopenco/llmgateway/pull/2334, https://github.com/chenyme/grok2api/pull/1050
+class TestKeepAliveCommentsOfAnEngine:
+    COMMENT, HALF, REST = (str(step["raw_sse_text"]).encode() for step in case_input("10")["upstream"])
+
+    async def test_they_pass_at_once_and_are_no_token(self, stand: Stand) -> None:
+        """Between them, what is there of an event waits for the rest of it."""
+        heard, go_on = asyncio.Event(), asyncio.Event()
+
+        async def script(exchange: Exchange) -> None:
+            await exchange.begin_stream()
+            for _ in range(3):
+                await exchange.chunk(self.COMMENT)
+                await heard.wait()
+                heard.clear()
+            await exchange.chunk(self.HALF)
+            await go_on.wait()
+            await exchange.chunk(self.REST)
+            await exchange.chunk(b"")
+
+        await stand.start(Engine(script=script))
+        (body,) = client_bodies("10")
+        async with stand.streamed(body | {"messages": [{"role": "user", "content": "word " * 100}]}) as answer:
+            came, parts = time.monotonic(), answer.aiter_raw()
+            for _ in range(3):
+                assert await anext(parts) == self.COMMENT
+                assert [row["booked_prefills"] for row in await stand.fleet()] == [1]
+                heard.set()
+            first_part = asyncio.ensure_future(anext(parts))
+            await asyncio.sleep(0.05)  # the half event is here by now, if it ever is
+            assert not first_part.done()
+            waited = time.monotonic() - came
+            go_on.set()
+            rest = await first_part + b"".join([part async for part in parts])
+        assert rest == self.HALF + self.REST
+        receipt = await stand.receipt(answer)
+        assert receipt["ttft_s"] >= waited
+        assert (receipt["finish"], receipt["events"]) == ("complete", 1)
+
+    async def test_ours_come_before_the_first_event_and_never_in_one(self, stand: Stand) -> None:
+        go_on, beat = asyncio.Event(), 0.02
+
+        async def script(exchange: Exchange) -> None:
+            await exchange.begin_stream()
+            await exchange.chunk(b": of the engine\n\n")
+            await go_on.wait()
+            await exchange.chunk(self.HALF)
+            await asyncio.sleep(5 * beat)
+            await exchange.chunk(self.REST)
+            await exchange.chunk(b"")
+
+        await stand.start(Engine(script=script), model={"keep_alive_comments_s": beat})
+        heard = b""
+        async with stand.streamed(client_bodies("10")[0]) as answer:
+            parts = answer.aiter_raw()
+            while heard.count(b": keep-alive\n\n") < 3:
+                heard += await anext(parts)
+            go_on.set()
+            heard += b"".join([part async for part in parts])
+        comments, event_, done = heard.partition(self.HALF + self.REST)
+        assert comments.replace(b": keep-alive\n\n", b"") == b": of the engine\n\n"
+        assert (event_, done) == (self.HALF + self.REST, b"")
+        receipt = await stand.receipt(answer)
+        assert receipt["ttft_s"] >= 3 * beat
+        assert (receipt["finish"], receipt["events"]) == ("complete", 1)
+
+    @pytest.mark.parametrize("cut", [1, 7])
+    async def test_wherever_the_network_cuts_them(self, stand: Stand, cut: int) -> None:
+        chunk = self.HALF + self.REST.partition(b"\n\n")[0] + b"\n\n"
+        sent = self.COMMENT + chunk + self.COMMENT + b": twice\r\n\r\n" + chunk + self.COMMENT + event("[DONE]")
+        pieces = [sent[at : at + cut] for at in range(0, len(sent), cut)]
+        await stand.start(Engine(script=_writing(pieces)))
+        answer = await stand.ask(client_bodies("10")[0])
+        assert answer.content == sent
+        assert (await stand.receipt(answer))["events"] == 2
+
+
+# https://github.com/NousResearch/hermes-agent/issues/58471, https://github.com/KarpelesLab/teamclaude/issues/341
+async def test_a_line_without_an_end_takes_no_memory_and_ends_as_an_error(stand: Stand) -> None:
+    """It passes as it comes; nothing is known of its usage. At most 64 KiB and one read of it (256 KiB) are here."""
+    step = case_input("14")["upstream"][0]
+    size = int(step["bytes"]) // 4
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.begin_stream()
+        await exchange.chunk(str(step["raw_sse_text"]).encode())
+        for _ in range(size // 65_536):
+            await exchange.chunk(b"A" * 65_536)
+        await exchange.chunk(b"")
+
+    await stand.start(Engine(script=script))
+    (body,) = client_bodies("14")
+    tail, received_bytes = b"", 0
+    tracemalloc.start()
+    try:
+        async with stand.connection() as (reader, writer):
+            writer.write(request_head(body, {}) + written(body))
+            while part := await reader.read(65_536):
+                received_bytes += len(part)
+                tail = (tail + part)[-1_000:]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert received_bytes > size
+    assert peak < 4 << 20
+    _, _, error = tail.rpartition(b"\n\ndata: ")
+    assert json.loads(error.splitlines()[0])["error"]["code"] == "engine_protocol_error"
+    assert not tail.endswith(b"0\r\n\r\n")  # the body never ends, so that no client takes it for whole
+    (receipt,) = await stand.receipts()
+    assert (receipt["finish"], receipt["usage"], receipt["delivered_source"]) == ("upstream_failed", None, "none")
+    metrics = await stand.metrics()
+    assert metrics['warmroute_errors_total{error="engine_protocol_error",model="m-chat"}'] == 1

@@ -23,6 +23,7 @@ def _often_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "Feed", partial(Feed, poll_s=0.2))
     monkeypatch.setattr(roster, "REFRESH_S", 0.02)
     monkeypatch.setattr(roster, "RETRY_S", 0.1)
+    monkeypatch.setattr(roster, "KEPT_S", 0.3)
 
 
 @pytest.fixture

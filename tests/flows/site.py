@@ -202,11 +202,18 @@ class Site:
 
     def configured(self, *engines: SimEngineServer | Mapping[str, Any], **sections: Any) -> Config:
         """Read from a file, as an operator's is. `sections` are merged over `BASE`, one level deep."""
+        self.write(*engines, **sections)
+        return self.read()
+
+    def read(self) -> Config:
+        return config.load(self.folder / "warmroute.yaml", environ={})
+
+    def write(self, *engines: SimEngineServer | Mapping[str, Any], **sections: Any) -> None:
+        """What the next reload finds."""
         declared = [{"url": engine.url} if isinstance(engine, SimEngineServer) else dict(engine) for engine in engines]
         merged = {name: {**BASE.get(name, {}), **sections.get(name, {})} for name in {*BASE, *sections}}
-        file = self.folder / "warmroute.yaml"
-        file.write_text(json.dumps({**merged, "state_dir": str(self.folder / "state"), "engines": declared}))
-        return config.load(file, environ={})
+        whole = {**merged, "state_dir": str(self.folder / "state"), "engines": declared}
+        (self.folder / "warmroute.yaml").write_text(json.dumps(whole))
 
     async def gateway(
         self,
@@ -225,12 +232,13 @@ class Site:
         *engines: SimEngineServer | Mapping[str, Any],
         ready: int | None = None,
         door: Door | None = None,
+        drain_s: float = 1.0,
         **sections: Any,
     ) -> AsyncIterator[Client]:
         """The same, for tests that end it themselves."""
         found = self.configured(*engines, **sections)
         async with (
-            Running(found, admin="inline", drain_s=1.0, door=door) as running,
+            Running(found, admin="inline", drain_s=drain_s, door=door, read_again=self.read) as running,
             httpx.AsyncClient(trust_env=False, timeout=30, verify=False) as http,
         ):
             client = Client(running, http)

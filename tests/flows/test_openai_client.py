@@ -280,7 +280,6 @@ async def test_the_client_is_at_fault(site: Site) -> None:
     assert await client.nothing_booked()
 
 
-@pytest.mark.xfail(strict=True, reason="what the HTTP server refuses itself has no id, no CORS headers and no receipt")
 async def test_a_body_that_is_too_large_is_refused_as_everything_else_is(site: Site) -> None:
     client = await site.gateway(await site.engine(), listen={"max_body_bytes": 20_000})
     response = await client.http.post(client.running.url + CHAT, content=b"x" * 30_000)

@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from itertools import pairwise
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -245,6 +246,44 @@ async def test_the_access_log_tells_everything_but_the_prompt(site: Site, caplog
     assert lines[1]["ttft_s"] > 0
     for secret in ("xyzzy", "plugh", "sesame", "nobody"):
         assert secret not in caplog.text
+
+
+async def test_the_access_log_tells_who_the_client_is_and_nothing_else_does(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the word of a balancer that is trusted; nobody else is believed."""
+    engine = await site.engine()
+    for trusted, told in (("127.0.0.0/8", ["203.0.113.9", "https"]), ("192.0.2.0/24", ["127.0.0.1", None])):
+        caplog.clear()
+        async with site.running(engine, listen={"access_log": True, "trusted_proxies": [trusted]}) as client:
+            with caplog.at_level(logging.INFO):
+                answer = await client.ask(chat("x"), x_forwarded_for="6.6.6.6, 203.0.113.9", x_forwarded_proto="https")
+            (access,) = [record.message for record in caplog.records if record.name == "warmroute.access"]
+            line = json.loads(access)
+            assert [line["client"], line["scheme"]] == told
+            receipt = json.dumps(await client.receipt(answer.id))
+            metrics = (await client.http.get(f"{client.running.admin_url}/metrics")).text
+        others = [record.getMessage() for record in caplog.records if record.name != "warmroute.access"]
+        for place in (receipt, metrics, "".join(m for m in others if "HTTP Request" not in m)):
+            assert "203.0.113.9" not in place
+            assert "6.6.6.6" not in place
+
+
+async def test_behind_a_balancer_that_speaks_the_proxy_protocol(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    listen = {"access_log": True, "trusted_proxies": ["127.0.0.1"], "proxy_protocol": True}
+    engine = await site.engine()
+    body = json.dumps(chat("x")).encode()
+    async with site.running(engine, listen=listen) as client:
+        address = urlsplit(client.running.url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        with caplog.at_level(logging.INFO, "warmroute.access"):
+            writer.write(b"PROXY TCP4 203.0.113.9 10.0.0.1 51000 443\r\n")
+            writer.write(b"POST %b HTTP/1.1\r\nHost: a\r\nConnection: close\r\n" % CHAT.encode())
+            writer.write(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+            assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+    (access,) = [record.message for record in caplog.records if record.name == "warmroute.access"]
+    assert json.loads(access)["client"] == "203.0.113.9"
 
 
 async def test_the_metrics_add_up(site: Site) -> None:

@@ -14,8 +14,10 @@ from router import config
 from router.core import Rates
 from router.errors import ConfigError
 from router.lab.profiles import PROFILES
+from tests.certificates import Authority, needs_openssl
 
 ENGINES = "engines: [{url: http://127.0.0.1:8000}]\n"
+TWO = "engines: [{url: 'http://a:1', model: m}, {url: 'http://b:1', model: n}]"
 
 
 class Folder:
@@ -94,6 +96,21 @@ def test_what_fits_together_is_checked_beside_invalid_values(folder: Folder) -> 
     ]
 
 
+@needs_openssl
+def test_the_proxy_protocol_does_not_go_with_tls_of_ours(folder: Folder) -> None:
+    pair = Authority(folder.path, "ca")
+    tls = f"tls: {{cert: {pair.cert}, key: {pair.key}}}"
+    (mistake,) = folder.mistakes(f"listen: {{proxy_protocol: true, trusted_proxies: [10.0.0.0/8], {tls}}}\n" + ENGINES)
+    assert mistake.startswith("1: listen.proxy_protocol: comes before TLS, which is not supported")
+
+
+def test_addresses_and_header_names_are_read_as_people_write_them(folder: Folder) -> None:
+    text = "listen: {trusted_proxies: [10.0.0.5, 10.0.0.0/8, '2001:db8::/32'], forward_headers: [X-Team]}\n"
+    listen = folder.load(text + ENGINES).listen
+    assert listen.trusted_proxies == ("10.0.0.5/32", "10.0.0.0/8", "2001:db8::/32")
+    assert listen.forward_headers == ("x-team",)
+
+
 @pytest.mark.parametrize(
     ("text", "mistake"),
     [
@@ -108,6 +125,8 @@ def test_what_fits_together_is_checked_beside_invalid_values(folder: Folder) -> 
         ("admin: 3\n" + ENGINES, "1: admin: must be a mapping of keys to values"),
         ("listen: &a {cors: *a}\n" + ENGINES, "1: listen.cors: contains itself through an alias"),
         ("policy: {weights: {queue: -1}}\n" + ENGINES, "1: policy.weights.queue: must be greater than or equal to 0"),
+        ("listen: {port: !!int x}\n" + ENGINES, "1: listen.port: is no int, as its tag says (leave the tag out)"),
+        ("listen: {keep_alive_s: !!float x}\n" + ENGINES, "1: listen.keep_alive_s: is no float, as its tag"),
         ("policy: {weights: {queue: !!python/name:os.x 1}}\n" + ENGINES, "1: policy.weights.queue: the tag"),
         ("policy: {ttft_slo_s: 0}\n" + ENGINES, "1: policy.ttft_slo_s: must be greater than 0"),
         (
@@ -119,8 +138,32 @@ def test_what_fits_together_is_checked_beside_invalid_values(folder: Folder) -> 
             "1: policy.shadow[2]: 'lmetric' is given twice",
         ),
         ("policy: {shadow: lmetric}\n" + ENGINES, "1: policy.shadow: must be a list"),
+        ("models: {m: {fallbacks: [m]}}\n" + TWO, "1: models.m.fallbacks[0]: 'm' is the model itself"),
+        ("models: {m: {fallbacks: [x]}}\n" + TWO, "1: models.m.fallbacks[0]: no engine serves 'x'"),
+        ("models: {m: {context_window_fallbacks: [x]}}\n" + TWO, "1: models.m.context_window_fallbacks[0]: no engine"),
+        ("models: {c: {split: {m: 1, x: 2}}}\n" + TWO, "1: models.c.split.x: no engine serves 'x'"),
+        ("models: {m: {split: {n: 1}}}\n" + TWO, "1: models.m.split: has engines of its own"),
+        ("models: {c: {split: {d: 1}}, d: {split: {m: 1}}}\n" + TWO, "1: models.c.split.d: 'd' is a split, too"),
+        ("models: {c: {split: {m: 0}}}\n" + TWO, "1: models.c.split.m: must be greater than 0"),
+        ("models: {m: {failover: {share: 1}}}\n" + TWO, "1: models.m.failover.share: is for all models together"),
+        ("failover: {move_on_s: 9}\n" + ENGINES, '1: failover.move_on_s: does nothing unless retry_on has "silent"'),
+        ("failover: {retry_on: [ever]}\n" + ENGINES, "1: failover.retry_on[0]: must be"),
+        ("failover: {attempts: 0}\n" + ENGINES, "1: failover.attempts: must be greater than or equal to 1"),
         ("engines: [{url: 'http://a:1', price_per_hour: -2}]", "1: engines[0].price_per_hour: must be greater than"),
         ("engines: [{url: 'http://a:1', price_per_hour: .inf}]", "1: engines[0].price_per_hour: must be a"),
+        (
+            "listen:\n  drain: {accept_s: 9, finish_s: 8}\n" + ENGINES,
+            "2: listen.drain.accept_s: is longer than finish_s (8)",
+        ),
+        (
+            "listen: {trusted_proxies: [10.0.0.1/8]}\n" + ENGINES,
+            "1: listen.trusted_proxies[0]: must be an address or a",
+        ),
+        ("listen: {trusted_proxies: [lb.example.com]}\n" + ENGINES, "1: listen.trusted_proxies[0]: must be an address"),
+        ("listen: {proxy_protocol: true}\n" + ENGINES, "1: listen.proxy_protocol: needs listen.trusted_proxies"),
+        ("listen: {forward_headers: [Cookie]}\n" + ENGINES, "1: listen.forward_headers[0]: is never sent to engines"),
+        ("listen: {forward_headers: ['a b']}\n" + ENGINES, "1: listen.forward_headers[0]: is not the name of a header"),
+        ("listen: {body_bytes_per_s: 0}\n" + ENGINES, "1: listen.body_bytes_per_s: must be greater than 0"),
         ("admin: {port: 4000}\n" + ENGINES, "1: admin.port: is taken by listen (4000); use another"),
         ("engines: [{url: 'http://127.0.0.1:4000'}]", "1: engines[0].url: is the gateway's own address"),
         ("engines: [{url: 'http://0.0.0.0:8000'}]", "1: engines[0].url: is an address to listen on"),
@@ -149,6 +192,9 @@ def test_what_fits_together_is_checked_beside_invalid_values(folder: Folder) -> 
         ("models: {a: {tokenizer: tiktoken:x}}\n" + ENGINES, "1: models.a.tokenizer: must be tiktoken:NAME@FILE"),
         ("models: {a: {chat_template: no.jinja}}\n" + ENGINES, "1: models.a.chat_template: there is no file"),
         ("state_dir: ${A\n" + ENGINES, "1: state_dir: has a broken reference"),
+        (ENGINES + "listen: {port: !!int many}", "2: listen.port: is no int, as its tag says"),
+        (ENGINES + "listen: {port: !!null 5}", "2: listen.port: is no null, as its tag says"),
+        ("a: " + "[" * 2000, "is nested too deeply"),
     ],
 )
 def test_one_mistake(folder: Folder, text: str, mistake: str) -> None:

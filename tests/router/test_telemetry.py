@@ -11,6 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.core import Outcome, Usage
+from router.http.client import PoolStats
+from router.http.proxies import Client
 from router.telemetry import RECENT_OUTCOMES, Telemetry, log_access
 
 OUTCOME = Outcome(
@@ -167,7 +169,18 @@ def test_the_last_outcomes_are_kept_newest_first() -> None:
 
 def test_the_access_log_is_a_json_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "warmroute.access"):
-        log_access(OUTCOME)
+        log_access(OUTCOME, Client("203.0.113.9", "https"))
     line = json.loads(caplog.messages[0])
     assert line["request_id"] == "r-1"
     assert line["output_tokens"] == 11
+    assert (line["client"], line["scheme"]) == ("203.0.113.9", "https")
+
+
+async def test_connections_and_refusals_are_counted() -> None:
+    stats = PoolStats()
+    stats.opened, stats.reused, stats.retried, stats.unreachable = 3, 40, 2, 1
+    page = await samples(Telemetry(connections=lambda: {"e-0": stats}, refused=lambda: {413: 5, 400: 1}))
+    for event, count in (("opened", 3), ("reused", 40), ("retried", 2), ("unreachable", 1)):
+        assert page["warmroute_engine_connections_total", (("event", event), ("instance", "e-0"))] == count
+    assert page["warmroute_http_refused_total", (("status", "413"),)] == 5
+    assert page["warmroute_http_refused_total", (("status", "400"),)] == 1

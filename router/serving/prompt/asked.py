@@ -8,8 +8,10 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import orjson
 
+from router.serving.prompt.as_chat import MESSAGES, RESPONSES, as_chat, characters_in, joined, spelled
 from router.serving.prompt.cut import Cutter
 from router.serving.prompt.dialect import Dialect, refuse_unknown_prompts
 from router.serving.prompt.pieces import NO_IDS, Asked, Piece
@@ -21,11 +23,16 @@ from router.serving.prompt.tokenizer import Ids, Tokenizer
 Body = Mapping[str, Any]
 
 IDS_A_PIECE = 2_048
+NOT_CHAT = frozenset((MESSAGES, RESPONSES))
+"""Paths whose prompt an engine makes into a chat."""
+_AS_CHAT = "read as the chat that is made of it"
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def kind_of(path: str, body: Body) -> str:
-    """`chat`, `completion` or `ids`. Raises `Unreadable` for everything else."""
+    """`chat`, `as_chat`, `completion` or `ids`. Raises `Unreadable` for everything else."""
+    if path in NOT_CHAT:
+        return "as_chat"
     if body.get("input_ids") is not None:
         return "ids"  # SGLang takes them on all its routes
     if path.endswith("/chat/completions"):
@@ -68,7 +75,7 @@ class BodyReader:
             asked = self._plain_chat.read(body, at_most)
             if asked is not None:
                 return asked
-        if _characters(body) > at_most:
+        if _characters(path, body, at_most) > at_most:
             raise TooLong
         return self.read_any(path, body)
 
@@ -78,6 +85,8 @@ class BodyReader:
         kind = kind_of(path, body)
         if kind == "chat":
             return self._chat(body)
+        if kind == "as_chat":
+            return msgspec.structs.replace(self._chat(as_chat(path, body)), reason=_AS_CHAT)
         if kind == "ids":
             return ids_asked(body["input_ids"])
         return self._completion(body)
@@ -94,7 +103,7 @@ class BodyReader:
         )  # which piece is whose, the text does not tell
 
     def _completion(self, body: Body) -> Asked:
-        prompt, reason = first_of_batch(body.get("prompt", body.get("text")))
+        prompt, reason = prompt_of(body)
         if not isinstance(prompt, str):
             return ids_asked(prompt, reason)
         if not prompt:
@@ -119,14 +128,16 @@ class ApproximateReader:
 
     def read(self, path: str, body: Body, at_most: float = math.inf) -> Asked:
         """Raises `Unreadable`; `TooLong` for over `at_most` characters."""
-        if _characters(body) > at_most:
+        if _characters(path, body, at_most) > at_most:
             raise TooLong
         refuse_unknown_prompts(body)
         kind = kind_of(path, body)
+        if kind == "as_chat":
+            return _spelled(path, body)
         if kind == "ids":
             return ids_asked(body["input_ids"])
         if kind == "completion":
-            prompt, reason = first_of_batch(body.get("prompt", body.get("text")))
+            prompt, reason = prompt_of(body)
             if not isinstance(prompt, str):
                 return ids_asked(prompt, reason)
             return Asked(list(_pseudo_pieces(prompt)), reason=reason)
@@ -145,10 +156,28 @@ class ApproximateReader:
         return Asked(pieces, answered=answered, turn=roles_of(messages)[1])
 
 
+def _spelled(path: str, body: Body) -> Asked:
+    pieces: list[Piece] = []
+    answered = turn = 0
+    for role, text in spelled(path, body):
+        pieces += _pseudo_pieces(joined(role, text))
+        turn += role == "user"
+        if role == "assistant":
+            answered = len(pieces)
+    return Asked(pieces, answered=answered, turn=max(turn, 1))
+
+
 def roles_of(messages: Sequence[Mapping[str, Any]]) -> tuple[bool, int]:
     """Whether the model has answered in this conversation, and how many user turns it has."""
     roles = [message.get("role") for message in messages]
     return "assistant" in roles, max(roles.count("user"), 1)
+
+
+def prompt_of(body: Body) -> tuple[Any, str]:
+    """The prompt of a body without messages, and what is left out of it. Raises `Unreadable`."""
+    if body.get("features"):
+        raise Unreadable("token ids that stand for images or sound")
+    return first_of_batch(body.get("prompt", body.get("text", body.get("token_ids"))))
 
 
 def first_of_batch(prompt: Any) -> tuple[Any, str]:
@@ -179,15 +208,17 @@ def without_surrogates(text: str) -> str:
 
 def rough_tokens(body: Body) -> int:
     """About how long a prompt is that is not read: four characters a token."""
-    messages = body.get("messages")
+    messages = body.get("messages", body.get("input"))
     if isinstance(messages, list):
         return sum(len(_flat(message)) // 4 + 4 for message in messages if isinstance(message, dict)) or 1
     prompt, _ = first_of_batch(body.get("prompt", body.get("text", body.get("input"))))
     return max(1, len(prompt) // 4) if isinstance(prompt, str) else 1
 
 
-def _characters(body: Body) -> int:
+def _characters(path: str, body: Body, at_most: float) -> int:
     """Of what makes prompts long: the contents of messages, or the prompt."""
+    if path in NOT_CHAT:
+        return characters_in(body, at_most)
     messages = body.get("messages")
     if not isinstance(messages, list):
         prompt, _ = first_of_batch(body.get("prompt", body.get("text")))

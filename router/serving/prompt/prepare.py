@@ -22,7 +22,9 @@ from xxhash import xxh3_64_intdigest
 from router.core import Prompt
 from router.errors import EngineError
 from router.routing.blocks import root_key
+from router.serving.prompt.as_chat import as_chat, characters_in
 from router.serving.prompt.asked import (
+    NOT_CHAT,
     ApproximateReader,
     Body,
     BodyReader,
@@ -48,7 +50,8 @@ OnDifference = Literal["enforce", "warn", "off"]
 _ENGINE_CACHE_TOKENS = 4_000_000  # 16 MB of ids
 _ROOTS = 4_096  # (domain, salt, adapter) combinations remembered; each costs some microseconds to make again
 _RENDERED_FIELDS = (
-    *("messages", "prompt", "text", "input_ids", "tools", "tool_choice", "documents", "chat_template_kwargs"),
+    *("messages", "prompt", "text", "input_ids", "token_ids", "tools", "tool_choice", "documents"),
+    *("chat_template_kwargs", "features"),
     *("reasoning_effort", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
 )
 _UNREADABLE = (Unreadable, AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
@@ -152,20 +155,37 @@ class ModelPrompts:
         except TooLong:
             return self._read_in_thread(reader, path, body, whose)
         except _UNREADABLE as error:
+            if path in NOT_CHAT and reader is not self._approximate:
+                return self._spelled(path, body, whose, _reason_of(error))
             return self._unread(body, _reason_of(error))
         if not asked.pieces:
             return self._unread(body, "an empty prompt")
         return self._find(asked, whose, self.mode)
 
     async def _read_in_thread(self, reader: Reader, path: str, body: Body, whose: _Whose) -> Prompt:
-        source = self.mode
+        source = "approximate" if reader is self._approximate else self.mode
         try:
             # Not in the thread that tokenizes: that may have to do for longer than anybody wants to wait.
             asked = await asyncio.to_thread(reader.read, path, body)
         except _UNREADABLE as error:
+            if path in NOT_CHAT and reader is not self._approximate:
+                prompt = self._spelled(path, body, whose, _reason_of(error))
+                return prompt if isinstance(prompt, Prompt) else await prompt
             return self._unread(body, _reason_of(error))
         prompt = self._find(asked, whose, source)
         return prompt if isinstance(prompt, Prompt) else await prompt
+
+    def _spelled(self, path: str, body: Body, whose: _Whose, reason: str) -> Prompt | Coroutine[Any, Any, Prompt]:
+        """Where the chat an engine makes of it is not known: keys that keep the turns of a conversation together."""
+        try:
+            asked = self._approximate.read(path, body, self.limits.read_at_once_chars)
+        except TooLong:
+            return self._read_in_thread(self._approximate, path, body, whose)
+        except _UNREADABLE as error:
+            return self._unread(body, _reason_of(error))
+        if not asked.pieces:
+            return self._unread(body, "an empty prompt")
+        return self._find(msgspec.structs.replace(asked, reason=reason), whose, "approximate")
 
     # --- parity -------------------------------------------------------------------------------------------------------
 
@@ -321,6 +341,8 @@ class ModelPrompts:
     # --- the engine's own tokens --------------------------------------------------------------------------------------
 
     async def _ask_engine(self, path: str, body: Body, whose: _Whose) -> Prompt:
+        if path in NOT_CHAT:
+            return await self._ask_engine_for_chat(path, body, whose)
         if self.engine_tokenize is None:
             return self._unread(body, "no engine to ask for its tokens")
         seed, _ = self._roots.get((whose, 0, "engine")) or self._root(whose, NO_IDS, "engine")
@@ -331,6 +353,8 @@ class ModelPrompts:
         asked = self._engine_ids.get(name)
         try:
             if asked is None:
+                if "token_ids" in body:
+                    body = {**body, "prompt": body["token_ids"]}
                 ids = await asyncio.wait_for(self.engine_tokenize(path, body), self.limits.wait_s)
                 asked = ids_asked(ids)
                 self._engine_ids.put(name, asked, len(ids))
@@ -343,7 +367,18 @@ class ModelPrompts:
         except Unreadable as unreadable:
             return self._unread(body, unreadable.reason)
 
+    async def _ask_engine_for_chat(self, path: str, body: Body, whose: _Whose) -> Prompt:
+        at_once = self.limits.read_at_once_chars
+        try:
+            is_long = characters_in(body, at_once) > at_once
+            chat = await asyncio.to_thread(as_chat, path, body) if is_long else as_chat(path, body)
+        except _UNREADABLE as error:
+            prompt = self._spelled(path, body, whose, _reason_of(error))
+            return prompt if isinstance(prompt, Prompt) else await prompt
+        return await self._ask_engine(_CHAT, chat, whose)
 
+
+_CHAT = "/v1/chat/completions"
 _Whose = tuple[str, str | None, str | None]
 """Isolation domain, salt, adapter."""
 

@@ -1,6 +1,8 @@
 """The admin API over a fake `Live`, in the same process and in one of its own."""
 
 import multiprocessing
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,13 @@ import pytest
 
 from router.admin.api import create_app
 from router.admin.serve import AdminServer, run
-from router.errors import BadRequest
+from router.errors import BadRequest, Conflict, UnknownInstance
 from router.wire import WireServer, live_methods
 
 
 class FakeLive:
     ready = True
+    mistakes: tuple[str, ...] = ()
 
     async def fleet(self) -> list[dict[str, Any]]:
         return [{"instance": "a", "rank": 0, "state": "ready"}]
@@ -34,6 +37,22 @@ class FakeLive:
     async def requests(self, request_id: str | None) -> list[dict[str, Any]]:
         receipts = [{"request_id": "r-2"}, {"request_id": "r-1"}]
         return [r for r in receipts if request_id in (None, r["request_id"])]
+
+    async def instances(self) -> list[dict[str, Any]]:
+        return [{"id": "a", "state": "ready"}]
+
+    async def drain(self, instance_id: str) -> dict[str, Any]:
+        if instance_id != "[::1]:8000":
+            raise UnknownInstance(f"There is no engine {instance_id!r}.")
+        return {"id": instance_id, "state": "draining"}
+
+    async def undrain(self, instance_id: str) -> dict[str, Any]:
+        raise Conflict("It is no longer configured.")
+
+    async def reload(self) -> dict[str, Any]:
+        if self.mistakes:
+            return {"mistakes": self.mistakes}
+        return {"changed": ["policy.weights"], "needs_restart": ["listen.port"]}
 
     async def metrics(self) -> bytes:
         return b"warmroute_up 1\n"
@@ -77,6 +96,78 @@ async def test_readiness_is_a_status(client: httpx.AsyncClient, monkeypatch: pyt
     assert (await client.get("/readyz")).status_code == 503
 
 
+async def test_an_engine_is_drained_by_its_name(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/admin/v1/instances")).json() == {
+        "object": "list",
+        "data": [{"id": "a", "state": "ready"}],
+    }
+    drained = await client.post("/admin/v1/instances/%5B::1%5D:8000/drain")
+    assert drained.json() == {"id": "[::1]:8000", "state": "draining"}
+    unknown = await client.post("/admin/v1/instances/b/drain")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "instance_not_found")
+    leaving = await client.post("/admin/v1/instances/a/undrain")
+    assert (leaving.status_code, leaving.json()["error"]["code"]) == (409, "conflict")
+
+
+async def test_a_reload_says_what_changed(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/admin/v1/config/reload")
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "object": "config.reload",
+        "changed": ["policy.weights"],
+        "needs_restart": ["listen.port"],
+    }
+
+
+async def test_a_reload_of_nonsense_is_400_with_every_mistake(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeLive, "mistakes", ("w.yaml:1: listen.port: no", "w.yaml:2: engines: no"))
+    answer = await client.post("/admin/v1/config/reload")
+    assert answer.status_code == 400
+    assert answer.json()["mistakes"] == ["w.yaml:1: listen.port: no", "w.yaml:2: engines: no"]
+    assert answer.json()["error"]["code"] == "invalid_config"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "message"),
+    [
+        ("GET", "/admin/v1/requests/r-9", 404, "no receipt of 'r-9': only the last ones are kept"),
+        ("GET", "/admin/v1/requests?limit=0", 422, "limit: Input should be greater than or equal to 1"),
+        ("POST", "/admin/v1/explain?path=x", 422, "path: Input should be '/v1/chat/completions', "),
+        ("POST", "/admin/v1/fleet", 405, "Method Not Allowed"),
+        ("GET", "/admin/v1/nothing", 404, "Not Found"),
+    ],
+)
+async def test_every_error_is_the_same_object(
+    client: httpx.AsyncClient, method: str, path: str, status: int, message: str
+) -> None:
+    answer = await client.request(method, path)
+    assert answer.status_code == status
+    assert answer.json()["error"]["message"].startswith(message)
+    assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
+async def test_the_schema_says_what_is_answered(client: httpx.AsyncClient) -> None:
+    paths = (await client.get("/openapi.json")).json()["paths"]
+    answered = {
+        (path, "post" if path.endswith("explain") else "get", str(answer.status_code)): answer.headers["content-type"]
+        for path, answer in (
+            ("/readyz", await client.get("/readyz")),
+            ("/metrics", await client.get("/metrics")),
+            ("/admin/v1/requests/{request_id}", await client.get("/admin/v1/requests/r-9")),
+            ("/admin/v1/explain", await client.post("/admin/v1/explain", content=b"hello")),
+            ("/admin/v1/trace", await client.get("/admin/v1/trace")),
+        )
+    }
+    for (path, method, status), content_type in answered.items():
+        documented = paths[path][method]["responses"][status]
+        assert content_type.partition(";")[0] in documented.get("content", {"application/json": {}})
+        assert "default" in paths[path][method]["responses"]
+    assert "503" in paths["/readyz"]["get"]["responses"]
+    assert paths["/admin/v1/explain"]["post"]["requestBody"]["required"]
+
+
 async def test_in_one_process() -> None:
     server = AdminServer(FakeLive(), host="127.0.0.1", port=0)
     port = await server.start()
@@ -95,9 +186,16 @@ async def test_in_a_process_of_its_own(tmp_path: Path) -> None:
     try:
         assert here.poll(20)
         port = here.recv()
+        for number in (signal.SIGINT, signal.SIGHUP):  # for the parent, and sent to the whole group
+            os.kill(process.pid or 0, number)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
             assert (await client.post("/admin/v1/parity?model=m")).json()["data"] == [{"model": "m", "state": "EXACT"}]
             assert (await client.post("/admin/v1/explain", content=b"hello")).status_code == 400
+            assert (await client.get("/admin/v1/instances")).json()["data"] == [{"id": "a", "state": "ready"}]
+            assert (await client.post("/admin/v1/instances/%5B::1%5D:8000/drain")).json()["state"] == "draining"
+            assert (await client.post("/admin/v1/instances/b/drain")).json()["error"]["code"] == "instance_not_found"
+            assert (await client.post("/admin/v1/instances/a/undrain")).status_code == 409
+            assert (await client.post("/admin/v1/config/reload")).json()["needs_restart"] == ["listen.port"]
     finally:
         process.terminate()
         process.join(10)

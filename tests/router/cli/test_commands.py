@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
@@ -80,6 +80,12 @@ class TestCheck:
             "warmroute.yaml:5: models.b.parity: must be 'enforce', 'warn' or 'off'",
         ]
 
+    def test_weights_that_the_policy_refuses(self, shell: Shell) -> None:
+        _write("engines: [{url: http://a:1}]\npolicy:\n  name: policies.kv_aware:KvAware\n  weights: {nonsense: 1}\n")
+        assert shell("check") == 1
+        assert shell.out.startswith("warmroute.yaml:4: policy.weights: ")
+        assert "nonsense" in shell.out
+
     def test_notes_are_no_mistakes(self, shell: Shell) -> None:
         _write(GOOD + "listen: {host: 0.0.0.0}")
         assert shell("check") == 0
@@ -106,10 +112,16 @@ class TestCheck:
 class TestServe:
     @pytest.fixture
     def served(self, monkeypatch: pytest.MonkeyPatch) -> list[Config]:
-        """Configurations handed to the gateway, in place of running it."""
+        """Configurations handed to the gateway, in place of running it, and what they are when read again."""
         configs: list[Config] = []
+
+        def run(config: Config, *, read_again: Callable[[], Config] | None) -> None:
+            configs.append(config)
+            if read_again is not None:
+                configs.append(read_again())
+
         app = ModuleType("router.app")
-        app.run = configs.append  # type: ignore[attr-defined]
+        app.run = run  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "router.app", app)
         return configs
 
@@ -117,12 +129,14 @@ class TestServe:
         _write(GOOD + "listen: {port: 4100, host: localhost}")
         assert shell("serve", "--port", "4200") == 0
         assert (served[0].listen.port, served[0].listen.host) == (4200, "localhost")
+        assert served[1] == served[0]
 
     def test_without_a_file(self, shell: Shell, served: list[Config]) -> None:
         arguments = ["--engine", "http://a:1", "--engine", "http://b:1", "--policy", "policies.lmetric:LMetric"]
         assert shell("serve", *arguments, "--tokenizer", "demo", "--host", "0.0.0.0") == 0
         assert [engine.url for engine in served[0].engines] == ["http://a:1", "http://b:1"]
         assert "note: listen.host 0.0.0.0 is not loopback" in shell.err
+        assert len(served) == 1  # there is no file to read again
 
     def test_mistakes_end_it_before_it_starts(self, shell: Shell, served: list[Config]) -> None:
         assert shell("serve", "--engine", "a:1", "--port", "-1") == 2

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import uvloop
 
-from router.http.connection import Handler
+from router.http.connection import Handler, Refuser
 from router.http.messages import Limits, Request
 from router.http.responder import Responder
 from router.http.server import Server, serve
@@ -31,8 +31,8 @@ async def start() -> AsyncIterator[Serve]:
     """start(handler=echo, **limits): a server on a free loopback port."""
     servers: list[Server] = []
 
-    async def start_one(handler: Handler = echo, **limits: float) -> Server:
-        servers.append(await serve(handler, limits=Limits(**limits)))  # type: ignore[arg-type]
+    async def start_one(handler: Handler = echo, refuser: Refuser | None = None, **limits: float) -> Server:
+        servers.append(await serve(handler, limits=Limits(**limits), refuser=refuser))  # type: ignore[arg-type]
         return servers[-1]
 
     yield start_one

@@ -226,6 +226,30 @@ async def test_a_closing_pool_does_not_say_that_the_engine_was_not_reached(engin
     assert mine.stats.retried == 0
 
 
+async def test_a_retired_pool_ends_what_runs_and_keeps_nothing(engine, pool):
+    go = asyncio.Event()
+
+    async def script(peer: Peer, number: int) -> None:
+        if await peer.request() == b"slow":
+            await peer.write(_STREAM_HEAD)
+            await go.wait()
+            await peer.write(b"2\r\nok\r\n0\r\n\r\n")
+        else:
+            await peer.write(_OK)
+        await peer.left()
+
+    one = await engine(script)
+    mine = pool(one.url)
+    quick, slow = ask(mine)[1], ask(mine, body=b"slow")[1]
+    await quick.done()
+    await eventually(lambda: mine.idle == 1 and slow.calls == ["head"])
+    mine.retire()
+    assert mine.idle == 0
+    go.set()
+    assert (await slow.done()).body == b"ok"
+    await eventually(lambda: mine.open == 0)
+
+
 async def test_get_has_no_length_and_an_empty_post_has(engine, pool):
     one = await engine(answers_ok)
     mine = pool(one.url)
@@ -319,6 +343,7 @@ BROKEN = {
     "folded line": [b"HTTP/1.1 200 OK\r\nX: a\r\n b\r\nContent-Length: 0\r\n\r\n"],
     "bad chunk": [_STREAM_HEAD + b"zz\r\n"],
     "bad status": [b"HTTP/1.1 20 OK\r\n\r\n"],
+    "status below 100": [b"HTTP/1.1 050 Continue\r\n\r\nP"],
     "switching protocols": [b"HTTP/1.1 101 S\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nab"],
     "switching protocols to nothing": [b"HTTP/1.1 101 S\r\n\r\nab"],
     "HTTP/2.0": [b"HTTP/2.0 200 OK\r\nContent-Length: 0\r\n\r\n"],

@@ -428,6 +428,73 @@ async def test_a_client_that_takes_nothing_is_dropped(start, dial):
     responder.write(b"x" * 16_000_000)
     await eventually(lambda: held.gone == 1)
     assert not server.connections
+    assert responder.stalled
+
+
+async def test_a_client_that_reads_slowly_is_not_dropped(start, dial):
+    """The sweep is driven by hand: three times the limit passes, and something is taken in between each time."""
+    held = Held()
+    server = await start(held, stall_s=60)
+    wire = await dial(server)
+    wire.writer.transport.pause_reading()
+    wire.send(_GET % b"/")
+    (await held.responder()).send(200, [], b"x" * 16_000_000)
+    await eventually(lambda: all(connection._paused for connection in server.connections))
+    (connection,) = server.connections
+    unsent = connection._transport.get_write_buffer_size
+    for _ in range(4):
+        before = unsent()
+        wire.writer.transport.resume_reading()
+        await eventually(lambda before=before: unsent() < before)
+        wire.writer.transport.pause_reading()
+        connection.sweep(50)
+    assert server.connections
+    connection._unsent = 0
+    connection.sweep(61)
+    await eventually(lambda: not server.connections)
+
+
+async def test_a_refused_body_is_answered_by_who_knows_what_goes_with_every_answer(start, dial):
+    """The connection ends all the same, and slowly enough to be read."""
+    refused = []
+
+    def refuse(request, responder, refusal):
+        refused.append((request, refusal))
+        responder.send(refusal.status, [(b"x-own", b"1")], b"{}")
+
+    server = await start(refuser=refuse, body_bytes=10)
+    wire = await dial(server)
+    wire.send(_GET % b"/" + b"POST /a?b HTTP/1.1\r\nHost: a\r\nX-Id: 7\r\nContent-Length: 1000000\r\n\r\n")
+    wire.send(b"x" * 500_000)
+    assert (await wire.answer())[1] == b"GET / \n"
+    answer = await wire.to_end()
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"\r\nx-own: 1\r\n" in answer
+    assert b"\r\nconnection: close\r\n" in answer
+    ((request, refusal),) = refused
+    assert (refusal.status, request.path, request.query, request.body) == (413, "/a", b"b", b"")
+    assert request.header(b"x-id") == b"7"
+    assert server.refused == {413: 1}
+    wire.close()
+    await eventually(lambda: not server.connections)
+
+
+async def test_who_refuses_is_not_asked_about_a_head_that_cannot_be_trusted(start, dial):
+    server = await start(refuser=lambda *_: pytest.fail("there is no request"))
+    for head in (b"GET / HTTP/1.1\r\n\r\n", b"POST /#a HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\n", b"\0"):
+        wire = await dial(server)
+        wire.send(head)
+        assert (await wire.to_end()).startswith(b"HTTP/1.1 400 ")
+    assert server.refused == {400: 3}
+
+
+async def test_a_refuser_that_fails_is_a_500_and_is_reported(start, dial):
+    reported = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+    wire = await dial(await start(refuser=lambda *_: 1 / 0, body_bytes=1))
+    wire.send(_POST)
+    assert (await wire.to_end()).startswith(b"HTTP/1.1 500 ")
+    assert len(reported) == 1
 
 
 @pytest.mark.parametrize(
@@ -458,6 +525,35 @@ async def test_dripping_a_head_does_not_prolong_its_time(start, dial):
     assert (await wire.to_end()).startswith(b"HTTP/1.1 408 ")
 
 
+async def test_dripping_a_body_does_not_prolong_its_time(start, dial):
+    """Each piece comes in time; all of them are far fewer than a body may have in that time."""
+    held = Held()
+    wire = await dial(await start(held, body_idle_s=0.1, body_bytes_per_s=1e5))
+    wire.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n")
+    async with asyncio.timeout(10):
+        while not wire.reader.at_eof() and not wire.reader._buffer:
+            wire.send(b"a")
+            await asyncio.sleep(0.01)
+    assert (await wire.to_end()).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_a_large_body_has_more_time(start, dial):
+    held = Held()
+    server = await start(held, body_idle_s=10, body_bytes_per_s=1e3)
+    wire = await dial(server)
+    wire.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 20001\r\n\r\n" + b"a" * 20_000)
+    await eventually(lambda: [c for c in server.connections if c._reader.body_size == 20_000])
+    (connection,) = server.connections
+    for _ in range(29):
+        connection._reader.waited = 0.0  # a piece has come
+        connection.sweep(1.0)
+    assert not held.requests
+    wire.send(b"a")
+    responder = await held.responder()
+    responder.send(200, [], b"")
+    assert (await wire.answer())[0].startswith(b"HTTP/1.1 200 ")
+
+
 async def test_a_running_request_has_no_time_limit_here(start, dial):
     held = Held()
     wire = await dial(await start(held, keep_alive_s=0.04, head_s=0.04, body_idle_s=0.04, stall_s=0.04))
@@ -485,6 +581,38 @@ async def test_a_sweep_reaches_every_one_of_many_connections(start):
 
 
 # -- drain
+
+
+async def test_while_winding_down_everything_is_answered_once_more(start, dial):
+    held = Held()
+    server = await start(held)
+    idle, busy = await dial(server), await dial(server)
+    busy.send(_GET % b"/busy")
+    responder = await held.responder()
+    await eventually(lambda: len(server.connections) == 2)
+    server.wind_down()
+    new = await dial(server)
+    new.send(_GET % b"/new")
+    (await held.responder(2)).send(200, [], b"two")
+    idle.send(_GET % b"/idle")
+    (await held.responder(3)).send(200, [], b"three")
+    responder.send(200, [], b"one")
+    for wire in (new, idle, busy):
+        assert b"\r\nconnection: close\r\n" in await wire.to_end()
+    await server.emptied()
+
+
+async def test_a_stream_that_runs_ends_with_its_connection(start, dial):
+    held = Held()
+    server = await start(held)
+    wire = await dial(server)
+    wire.send(_GET % b"/")
+    responder = await held.responder()
+    responder.start(200, [])
+    responder.write(b"one")
+    server.wind_down()
+    responder.finish()
+    assert (await wire.to_end()).endswith(b"3\r\none\r\n0\r\n\r\n")
 
 
 async def test_drain_answers_what_runs_and_closes_the_idle(start, dial):

@@ -94,6 +94,7 @@ def test_block_size_can_be_said(write: WriteTrace) -> None:
 
 # A coarse clock
 
+NESTED = "[" * 1000 + "]" * 1000
 TICKED = [0, 0, 0, 2_999, 3_000, 3_002, 9_000, 9_000]  # of 3 s, with the jitter of Mooncake's
 
 
@@ -467,6 +468,7 @@ def test_a_bad_mooncake_row(write: WriteTrace, bad: dict[str, Any] | str, says: 
         ({"at": 0, "prompt": "a"}, {"at": 1}, "either `messages` or `prompt`"),
         ({"at": 0, "prompt": "a"}, {"at": 1, "prompt": "a", "messages": []}, "either `messages` or `prompt`"),
         ({"at": 0, "prompt": "a"}, {"at": 1, "messages": "a"}, "messages"),
+        ({"at": 0, "prompt": "a"}, '{"at": 1, "messages": [{"content": ' + NESTED + "}]}", "recursion"),
         ({"timestamp": 0, "input": "a"}, {"timestamp": 0, "input": ["a"]}, "input"),
         ({"t": 0, "input_length": 5}, {"input_length": 5}, "neither `timestamp`"),
     ],

@@ -661,3 +661,47 @@ async def test_explain_books_nothing() -> None:
     await world.brain.explain(ask(LONG))
     assert len(world.bookings) == 0
     assert (await world.brain.explain(ask(LONG))).best_hit_tokens == 0
+
+
+@pytest.mark.parametrize(("retry_after_s", "avoided_s"), [(None, 1.0), (0.0, 1.0), (7.0, 7.0), (3600.0, 60.0)])
+def test_an_engine_that_says_it_is_busy_is_left_alone_as_long_as_it_asks(
+    retry_after_s: float | None, avoided_s: float
+) -> None:
+    world = World("a", "b")
+    booking = world.place(ask(LONG))
+    world.brain.release(
+        booking.id,
+        outcome(ttft_s=None, status=503, finish="upstream_failed", error="engine_503", retry_after_s=retry_after_s),
+    )
+    busy = world.rank(booking.instance)
+    assert busy.suspect_until - world.now == avoided_s
+    assert busy.failures == 0, "it is not broken"
+
+
+@pytest.mark.parametrize("error", ["engine_404", "total_timeout"])
+def test_what_is_not_the_engines_fault_never_opens_its_circuit(error: str) -> None:
+    world = World("a", "b")
+    for number in range(30):
+        booking = world.place(ask(LONG, id=f"r{number}"))
+        world.brain.release(booking.id, outcome(ttft_s=None, finish="upstream_failed", error=error))
+    assert [rank.suspicion for rank in world.fleet] == ["", ""]
+
+
+def test_an_engine_that_answers_nobody_while_others_do_is_out_after_three() -> None:
+    """Its health is green, and no lease of a request has run out yet."""
+    world = World("dead", "well")
+    stuck = []
+    for number in range(3):
+        world.rank("well").health, world.rank("dead").health = Health.DOWN, Health.READY
+        world.fleet._changed()
+        stuck.append(world.place(ask(list(range(number * 100, number * 100 + 64)), id=f"s{number}")))
+    assert {booking.instance for booking in stuck} == {"dead"}
+    world.rank("well").health = Health.READY
+    world.fleet._changed()
+    for at in (4.0, 8.0):
+        world.now = 100.0 + at
+        booking = world.place(ask(LONG, id=f"w{at}", exclude=("dead",)))
+        world.brain.progress(booking.id)
+        suspicion = world.rank("dead").suspicion
+        assert suspicion == ("3 requests without a first token" if at > 5 else "")
+    assert world.place(ask(LONG, id="next")).instance == "well"

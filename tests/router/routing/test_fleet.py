@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from router.core import Ask, EngineFacts, EventSource, Instance, Prompt
-from router.routing.fleet import ASSUMED_BLOCK_SIZE, SUSPECT_S, Fleet, Health, Rank
+from router.routing.fleet import (
+    ASSUMED_BLOCK_SIZE,
+    OPEN_AT_MOST_S,
+    OPEN_S,
+    PROBE_S,
+    SUSPECT_S,
+    Fleet,
+    Health,
+    Rank,
+)
 
 
 def instance(id: str, model: str = "m", **rest: Any) -> Instance:
@@ -70,12 +79,38 @@ def test_health_changes_are_seen_at_once_and_reported_once() -> None:
 
 def test_a_draining_engine_stays_so_whatever_its_polls_say() -> None:
     fleet = fleet_of(instance("a"))
-    fleet.set_health("a", Health.DRAINING, "by the operator", now=1.0)
+    fleet.drain("a", "by the operator", now=1.0)
     assert not fleet.set_health("a", Health.READY, "", now=2.0)
-    assert ids(fleet, ask()) == []
+    assert fleet.candidates(ask(), now=2.0) == ((), {"a/0": "draining: by the operator"})
     fleet.undrain("a", now=3.0)
-    fleet.set_health("a", Health.READY, "", now=4.0)
     assert ids(fleet, ask()) == ["a/0"]
+    assert rank(fleet, "a").since == 3.0
+
+
+def test_an_engine_that_drains_no_more_is_what_it_has_become() -> None:
+    fleet = fleet_of(instance("a"))
+    fleet.trust(rank(fleet, "a"))  # some engine of the model has served
+    fleet.drain("a", "by the operator", now=1.0)
+    assert fleet.set_health("a", Health.DOWN, "no connection", now=2.0)
+    assert not fleet.set_health("a", Health.DOWN, "no connection", now=3.0)
+    assert rank(fleet, "a").health is Health.DRAINING
+    fleet.undrain("a", now=4.0)
+    assert (rank(fleet, "a").health, rank(fleet, "a").reason) == (Health.DOWN, "no connection")
+
+    fleet.drain("a", "to restart it", now=5.0)
+    fleet.set_health("a", Health.READY, "", now=6.0)
+    fleet.undrain("a", now=7.0)
+    assert rank(fleet, "a").health is Health.READY
+    assert rank(fleet, "a").window == 1  # a new process begins slowly
+
+
+def test_an_engine_may_be_drained_twice_for_another_reason() -> None:
+    fleet = fleet_of(instance("a"))
+    fleet.drain("a", "by the operator", now=1.0)
+    fleet.drain("a", "removed from the configuration", now=2.0)
+    assert (rank(fleet, "a").reason, rank(fleet, "a").since) == ("removed from the configuration", 1.0)
+    fleet.undrain("a", now=3.0)
+    assert rank(fleet, "a").health is Health.READY
 
 
 def test_one_dead_rank_takes_only_itself_away() -> None:
@@ -220,3 +255,73 @@ def test_rows_for_the_live_view() -> None:
     assert (row["instance"], row["rank"], row["model"], row["served"]) == ("a", 0, "m", "x")
     assert (row["health"], row["since_s"], row["labels"], row["version"]) == ("ready", 2.0, {"gpu": "h100"}, "0.32.0")
     assert row["booked_prefill_ms"] == 0
+
+
+def test_one_request_finds_out_whether_a_suspect_serves_again() -> None:
+    fleet = fleet_of(instance("a"), instance("b"))
+    suspect = rank(fleet, "a")
+    fleet.suspect(suspect, "why", now=0.0, for_s=5.0)
+    assert ids(fleet, ask(), now=4.9) == ["b/0"]
+    assert ids(fleet, ask(), now=5.0) == ["a/0", "b/0"]
+    fleet.probe(suspect, 5.0)
+    assert ids(fleet, ask(), now=5.1) == ["b/0"], "no second one before the first is answered"
+    assert ids(fleet, ask(), now=5.0 + PROBE_S) == ["a/0", "b/0"], "but for an answer that never comes"
+    fleet.trust(suspect)
+    assert ids(fleet, ask(), now=5.2) == ["a/0", "b/0"]
+
+
+def test_a_rank_that_goes_on_failing_is_avoided_for_longer_each_time() -> None:
+    fleet = fleet_of(instance("a"), instance("b"))
+    failing = rank(fleet, "a")
+    for times in range(10):
+        now = 1000.0 * times
+        fleet.open(failing, "fails", now=now)
+        assert failing.suspect_until - now == min(OPEN_S * 2**times, OPEN_AT_MOST_S)
+    fleet.trust(failing)
+    fleet.open(failing, "fails", now=20_000.0)
+    assert failing.suspect_until == 20_000.0 + OPEN_S
+
+
+def test_what_is_left_of_a_fleet_of_suspects_does_not_bear_the_load_alone() -> None:
+    fleet = fleet_of(*[instance(name) for name in "abcdef"])
+    for name in "abcd":
+        fleet.suspect(rank(fleet, name), "why", now=0.0)
+    assert ids(fleet, ask(), now=1.0) == ["e/0", "f/0"], "a third"
+    fleet.suspect(rank(fleet, "e"), "why", now=0.0)
+    assert len(ids(fleet, ask(), now=1.0)) == 6, "a sixth"
+
+
+def test_an_engine_that_comes_to_those_that_serve_starts_with_one_request_at_a_time() -> None:
+    fleet = fleet_of(instance("a"))
+    fleet.trust(rank(fleet, "a"))
+    fleet.add(instance("new"), now=10.0)
+    fleet.learn("new", EngineFacts(served=()), now=10.0)
+    fleet.set_health("new", Health.READY, "", now=10.0)
+    new = rank(fleet, "new")
+    allowed = []
+    for _ in range(8):
+        new.booked.requests = 0
+        while ids(fleet, ask(), now=11.0) == ["a/0", "new/0"] and new.booked.requests < 100:
+            new.booked.requests += 1
+        allowed.append(new.booked.requests)
+        fleet.trust(new)
+    assert allowed == [1, 2, 4, 8, 16, 32, 64, 100], "doubled with each first token, then as many as come"
+
+
+def test_engines_that_start_together_do_not_wait_for_each_other() -> None:
+    fleet = fleet_of(instance("a"), instance("b"))
+    for each in fleet:
+        each.booked.requests = 50
+    assert ids(fleet, ask()) == ["a/0", "b/0"]
+
+
+def test_an_engine_that_was_down_starts_anew() -> None:
+    fleet = fleet_of(instance("a"), instance("b"))
+    fleet.trust(rank(fleet, "a"))
+    fleet.set_health("b", Health.DOWN, "gone", now=5.0)
+    fleet.set_health("b", Health.READY, "", now=9.0)
+    assert ids(fleet, ask(), now=9.0) == ["a/0", "b/0"]
+    rank(fleet, "b").booked.requests = 1
+    ranks, filtered = fleet.candidates(ask(), now=9.0)
+    assert [each.id for each in ranks] == ["a/0"]
+    assert filtered == {"b/0": "starting: as many requests as it may have for now"}

@@ -224,12 +224,16 @@ class Stand:
     def __init__(self) -> None:
         self.placement = FakePlacement()
         self.prompts = FakePrompts()
-        self.models = Models([ServedModel("m-chat", self.prompts, aliases=("alias",), loras=("tuned",))])
+        self.models = Models([self._model()])
         self.outcomes: list[Outcome] = []
         self.engines_by_id: dict[str, FakeEngine] = {}
         self._stack = AsyncExitStack()
 
-    async def start(self, *scripts: Script, first_byte_s: float = 30.0, body_limit: int = 1 << 20, **edge: Any) -> None:
+    async def start(
+        self, *scripts: Script, body_limit: int = 1 << 20, model: Mapping[str, Any] | None = None, **edge: Any
+    ) -> None:
+        """`model`: what differs from the defaults of its `ServedModel`."""
+        self.models.replace([self._model(**(model or {}))])
         self.engines = Engines(lambda instance: Pool(instance.url))
         for number, script in enumerate(scripts):
             engine = FakeEngine(script)
@@ -238,7 +242,7 @@ class Stand:
             self.add(f"engine-{number}", engine.url)
             self.engines_by_id[f"engine-{number}"] = engine
         self._stack.push_async_callback(self.engines.aclose)
-        proxy = Proxy(self.engines, first_byte_s=first_byte_s)
+        proxy = Proxy(self.engines)
         self._stack.callback(proxy.close)
         receipts = edge.pop("receipts", False)
         self.gateway = Gateway(
@@ -253,6 +257,9 @@ class Stand:
         server = await serve(self.edge, limits=Limits(write_buffer_bytes=4096))
         self._stack.callback(server.close)
         self.port = server.port
+
+    def _model(self, **settings: Any) -> ServedModel:
+        return ServedModel("m-chat", self.prompts, aliases=("alias",), loras=("tuned",), **settings)
 
     def add(self, name: str, url: str) -> None:
         instance = Instance(id=name, url=url, engine="fake", model="m-chat", api_key="engine-key")

@@ -52,3 +52,10 @@ def test_an_extra_key_gets_a_root_no_event_has() -> None:
 )
 def test_choices_of_the_answer(path: str, fields: dict[str, Any], choices: int) -> None:
     assert call(path, **fields).choices == choices
+
+
+def test_an_extra_key_of_any_shape_keeps_its_prompt_apart() -> None:
+    nested = "[" * 1000 + "]" * 1000
+    bodies = [f'{{"model":"m","cache_salt":{salt},"extra_key":{nested}}}' for salt in ('"s"', "null", nested)]
+    salts = [Call(CHAT, body.encode(), headers={}, models=MODELS).salt for body in bodies]
+    assert salts == [f"s\0extra_key\0{nested}", f"\0extra_key\0{nested}", f"\0extra_key\0{nested}"]

@@ -74,7 +74,8 @@ async def test_health_and_readiness(stand: Stand) -> None:
     ("method", "path", "status", "code"),
     [
         ("GET", "/", 404, "unknown_url"),
-        ("POST", "/v1/embeddings", 404, "unknown_url"),
+        ("POST", "/v1/images/generations", 404, "unknown_url"),
+        ("GET", "/v1/embeddings", 405, "method_not_allowed"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("POST", "/v1/models", 405, "method_not_allowed"),
         ("DELETE", "/v1/models/alias", 405, "method_not_allowed"),

@@ -14,6 +14,7 @@ import pytest
 import zstandard
 
 from router.core import Ask, Outcome, Prompt, Usage
+from router.serving.deadlines import TimeLimits
 from router.serving.models import ServedModel
 from tests.router.serving.stand import STREAM_HEAD, EngineSide, Stand
 
@@ -27,6 +28,7 @@ USAGE = {
     "total_tokens": 121,
     "prompt_tokens_details": {"cached_tokens": 112},
 }
+NESTED = "[" * 1000 + "]" * 1000
 ANSWER = json.dumps({"id": "x", "choices": [{"index": 0, "message": {"content": "z"}}], "usage": USAGE}).encode()
 
 
@@ -738,6 +740,11 @@ def openai_error(message: str, **fields: object) -> dict[str, object]:
         (400, {"object": "error", "message": MISSING + TRACE, "code": 400}, 400, MISSING),
         (422, {"detail": [{"loc": ["body", 10], "msg": "JSON decode error"}]}, 400, "body.10: JSON decode error"),
         (404, openai_error("The model `x` does not exist. Valid aliases: tiny.", code=404), 404, NOT_THERE),
+        (422, {"detail": [{"loc": None, "msg": "m"}, {"loc": ["a", {}], "msg": {}}]}, 400, "m; a: "),
+        (400, {"detail": {"message": "no such tool"}}, 400, "no such tool"),
+        (400, {"detail": [[[]]]}, 400, "The engine refused the request."),
+        (400, openai_error("cut \ud83d here"), 400, "cut \ud83d here"),
+        (400, openai_error("odd", code=10**30, type=[1]), 400, "odd"),
         (401, {"error": "Unauthorized"}, 502, "The engine refused the gateway."),
         (500, openai_error("EngineCore at /srv/x.py", code=500), 500, FAILED),
         (503, openai_error("busy on node-7", code=503), 503, BUSY),
@@ -761,6 +768,58 @@ async def test_an_engines_error_in_the_clients_dialect(
     assert stand.outcome.status == shown
     assert stand.outcome.finish == ("complete" if shown in (400, 404) else "upstream_failed")
     assert len(stand.engine.seen) == 1
+
+
+@pytest.mark.parametrize("detail", [NESTED, '{"a":' + NESTED + "}", '[{"loc":' + NESTED + ',"msg":' + NESTED + "}]"])
+async def test_an_engines_error_may_be_nested_as_deep_as_it_likes(stand: Stand, detail: str) -> None:
+    async def engine(side: EngineSide) -> None:
+        await side.whole(b'{"detail":%b,"type":%b}' % (detail.encode(), NESTED.encode()), status=400)
+
+    await stand.start(engine)
+    answer = await stand.ask(CHAT)
+    assert (answer.status, answer.json["error"]["type"]) == (400, "invalid_request_error")
+
+
+async def test_so_may_an_answer_and_an_in_band_error(stand: Stand) -> None:
+    async def engine(side: EngineSide) -> None:
+        if b'"stream"' in side.body:
+            await side.stream(chunk("a"), b'data: {"error":%b}\n\n' % NESTED.encode())
+        else:
+            await side.whole(b'{"a":%b,"usage":{"prompt_tokens":3}}' % NESTED.encode())
+
+    await stand.start(engine)
+    assert (await stand.ask(CHAT)).status == 200
+    assert stand.outcome.usage == Usage(3, 0, None)
+    answer = await stand.ask(STREAM)
+    assert answer.broken
+    assert json.loads(answer.body.split(b"\n\n")[-2].removeprefix(b"data: "))["error"]["code"] == "engine_error"
+
+
+async def test_a_body_nested_as_deep_as_parsers_go_is_relayed(stand: Stand) -> None:
+    """orjson reads 1,024 levels; what else looks at the body must not stop earlier."""
+    await stand.start(echo)
+    rest = b'"messages":[],"x":%b,"extra_key":%b' % (NESTED.encode(), NESTED.encode())
+    assert (await stand.ask(b'{"model":"alias",%b,"model":"m-chat"}' % rest)).status == 200
+    assert stand.engine.seen[0].body == b'{%b,"model":"served-name"}' % rest
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_mistake_of_ours_in_reading_an_answer_is_an_error_and_no_hang(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    def mistaken(*_: object) -> None:
+        raise KeyError
+
+    monkeypatch.setattr("router.serving.attempt.usage_of_answer", mistaken)
+    monkeypatch.setattr("router.serving.sse.SseRelay.feed", mistaken)
+
+    async def engine(side: EngineSide) -> None:
+        await (side.stream(chunk("a")) if stream else side.whole(ANSWER))
+
+    await stand.start(engine)
+    assert (await stand.ask(STREAM if stream else CHAT)).status == 500
+    assert stand.outcome.finish == "upstream_failed"
+    assert not stand.placement.open
 
 
 # -- engines that are not there, and clients that leave
@@ -919,7 +978,7 @@ async def test_nothing_leaks_in_a_storm_of_leavers_and_failures(stand: Stand) ->
 
 
 async def test_an_engine_that_does_not_begin_in_time(stand: Stand) -> None:
-    await stand.start(hang, first_byte_s=0.05)
+    await stand.start(hang, model={"limits": TimeLimits(first_byte_s=0.05)})
     answer = await stand.ask(CHAT)
     assert (answer.status, answer.json["error"]["code"]) == (504, "ttft_timeout")
     assert stand.outcome.finish == "upstream_failed"
@@ -932,7 +991,7 @@ async def test_keep_alives_do_not_put_off_the_deadline(stand: Stand) -> None:
             await side.chunk(b": keep-alive\n\n")
             await asyncio.sleep(0.01)
 
-    await stand.start(engine, first_byte_s=0.1)
+    await stand.start(engine, model={"limits": TimeLimits(first_byte_s=0.1)})
     answer = await stand.ask(STREAM)
     assert answer.broken
     assert b"ttft_timeout" in answer.body

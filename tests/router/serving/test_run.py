@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from router.errors import ShuttingDown
 from router.serving.run import Run
 
 
@@ -46,6 +47,8 @@ class Runs:
         except asyncio.CancelledError:
             self.notes.append("cancelled")
             raise
+        except ShuttingDown:
+            self.notes.append("shutting down")
 
 
 @pytest.fixture
@@ -186,3 +189,47 @@ async def test_an_error_that_is_let_out_is_told_to_the_loop(runs: Runs, cancelle
     run.cancel() if cancelled else signal.fire()
     assert runs.ended == [run]
     assert [type(error) for error in told] == [ValueError]
+
+
+async def test_another_reason_is_raised_where_it_waits(runs: Runs) -> None:
+    signal = Signal()
+    run = runs.start(runs.await_all(signal))
+    run.cancel(ShuttingDown("bye"))
+    assert runs.notes == ["shutting down"]
+    assert runs.ended == [run]
+    assert signal.on_done is None
+
+
+async def test_another_reason_ends_a_future_too(runs: Runs) -> None:
+    future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    run = runs.start(runs.await_all(future))
+    run.cancel(ShuttingDown("bye"))
+    await until_ended(runs)
+    assert future.cancelled()
+    assert runs.notes == ["shutting down"]
+
+
+async def test_what_a_task_has_taken_is_not_lost_to_another_reason(runs: Runs) -> None:
+    async def taken() -> str:
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            return "booking"
+        return ""
+
+    signal = Signal()
+    task = asyncio.ensure_future(taken())
+    run = runs.start(runs.await_all(task, signal))
+    await asyncio.sleep(0)
+    run.cancel(ShuttingDown("bye"))
+    await until_ended(runs)
+    assert runs.notes == ["booking", "shutting down"]
+
+
+async def test_the_first_reason_counts(runs: Runs) -> None:
+    future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    run = runs.start(runs.await_all(future))
+    run.cancel()
+    run.cancel(ShuttingDown("bye"))
+    await until_ended(runs)
+    assert runs.notes == ["cancelled"]

@@ -131,6 +131,22 @@ def test_a_torn_event_is_never_passed_on() -> None:
     assert run(relay, [chunk("a"), chunk("b")[:30]]) == chunk("a")
 
 
+@pytest.mark.parametrize("torn", [b"dat", b"data", b": pin", b"data: [DO", b"data: {", b"\n", b"event: x\n"])
+def test_what_is_no_event_yet_is_not_passed_on_either(torn: bytes) -> None:
+    """Our own error event follows it, and would be read as its end."""
+    relay = SseRelay(hide_usage=False)
+    assert run(relay, [chunk("a") + torn]).strip() == chunk("a").strip()
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
+@pytest.mark.parametrize("hide", [True, False])
+def test_a_whole_last_event_gets_the_blank_line_it_lacks(end: bytes, hide: bool) -> None:
+    relay = SseRelay(hide_usage=hide)
+    assert run(relay, [chunk("a") + chunk("b").removesuffix(b"\n\n") + end]) == chunk("a") + chunk("b").removesuffix(
+        b"\n\n"
+    ) + (end + b"\n" if end else b"\n\n")
+
+
 def test_the_first_token_is_the_first_event_with_choices() -> None:
     relay = SseRelay(hide_usage=True)
     assert relay.feed(b": keep-alive\n\n") == b": keep-alive\n\n"

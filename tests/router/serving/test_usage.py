@@ -24,6 +24,17 @@ FULL = {"prompt_tokens": 10, "completion_tokens": 2, "prompt_tokens_details": {"
         ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 11}}, Usage(10, 0, 10)),
         ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": "8"}}, Usage(10, 0, None)),
         ({"prompt_tokens": -1, "completion_tokens": True}, None),
+        ({"total_tokens": 5}, Usage(5, 0, None)),
+        # OpenAI's Responses: cached ones are among the input
+        ({"input_tokens": 51, "output_tokens": 3, "input_tokens_details": {"cached_tokens": 32}}, Usage(51, 3, 32)),
+        ({"input_tokens": 51, "output_tokens": 3, "input_tokens_details": None}, Usage(51, 3, None)),
+        # Anthropic's Messages: they are not
+        (
+            {"input_tokens": 19, "output_tokens": 3, "cache_creation_input_tokens": 5, "cache_read_input_tokens": 32},
+            Usage(56, 3, 32),
+        ),
+        ({"input_tokens": 40, "cache_read_input_tokens": 0}, Usage(40, 0, 0)),
+        ({"input_tokens": "40", "output_tokens": 3}, None),
         ({}, None),
         (None, None),
         ([1], None),
@@ -74,3 +85,7 @@ def test_it_is_read_as_by_a_parser(usage: object, other: dict[str, Any], doubled
 
 def test_usage_beside_a_lone_surrogate() -> None:
     assert usage_of_answer(b'{"text":"\\ud83d","usage":{"prompt_tokens":3}}') == Usage(3, 0, None)
+
+
+def test_usage_beside_what_is_nested_very_deep() -> None:
+    assert usage_of_answer(b'{"a":%b,"usage":{"prompt_tokens":3}}' % (b"[" * 1000 + b"]" * 1000)) == Usage(3, 0, None)

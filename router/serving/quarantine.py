@@ -1,0 +1,51 @@
+"""Requests that have ended engines. After the second one they are answered here, before they end a third."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from math import inf
+
+from xxhash import xxh3_128_digest
+
+KEPT = 1_024
+KEPT_S = 600.0
+DEADLY = 2  # engines; one may have died of something else
+FALLEN_S = 60.0  # an engine that died so short a time ago did not die of what it is sent now
+
+
+class Quarantine:
+    """Bodies by their hash: clients send what failed again, byte for byte. False while nothing is kept."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ended: OrderedDict[bytes, tuple[int, float]] = OrderedDict()  # engines, and until when that is kept
+        self._fallen: dict[str, float] = {}  # instance → when it died
+
+    def __bool__(self) -> bool:
+        return bool(self._ended)
+
+    def note(self, body: bytes, instance: str) -> bool:
+        """An engine that was sent this is dead. Whether that makes it one too many."""
+        now, key = self._clock(), xxh3_128_digest(body)
+        if now - self._fallen.get(instance, -inf) < FALLEN_S:
+            return False
+        self._fallen = {name: at for name, at in self._fallen.items() if now - at < FALLEN_S}
+        self._fallen[instance] = now
+        engines = self._engines(key) + 1
+        self._ended[key] = engines, now + KEPT_S
+        self._ended.move_to_end(key)
+        while len(self._ended) > KEPT:
+            self._ended.popitem(last=False)
+        return engines >= DEADLY
+
+    def holds(self, body: bytes) -> bool:
+        return self._engines(xxh3_128_digest(body)) >= DEADLY
+
+    def _engines(self, key: bytes) -> int:
+        engines, until = self._ended.get(key, (0, 0.0))
+        if engines and self._clock() >= until:
+            del self._ended[key]
+            return 0
+        return engines

@@ -1,0 +1,40 @@
+"""The readers of bytes from outside, and what they promise for any bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+CORPUS = Path(__file__).parents[1] / "corpus"
+
+SHARES = {
+    "http_server": 15,
+    "http_connection": 10,
+    "http_client": 15,
+    "request_body": 15,
+    "engine_answer": 10,
+    "event_stream": 15,
+    "kv_events": 10,
+    "kv_stream": 4,
+    "metrics_page": 3,
+    "content_coding": 1,
+    "trace_lines": 1,
+    "configuration": 1,
+}
+"""Targets, and how many inputs of a hundred each gets: most where strangers write the bytes."""
+
+
+class Target(NamedTuple):
+    name: str
+    run: Callable[[bytes], None]
+    words: tuple[bytes, ...]
+
+    def corpus(self) -> list[Path]:
+        return sorted((CORPUS / self.name).iterdir())
+
+
+def load(name: str) -> Target:
+    module = import_module(f"{__name__}.{name}")
+    return Target(name, module.target, module.WORDS)
