@@ -280,10 +280,11 @@ def tls_fault(error: BaseException) -> EngineTlsError | None:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
-            words = _VERIFY_WORDS.get(cause.verify_code, f"X.509 error {cause.verify_code}")
+            code = getattr(cause, "verify_code", 0)
+            words = _VERIFY_WORDS.get(code, f"X.509 error {code}")
             return _fault("tls_verify_failed", f"the engine's certificate is not accepted: {words}")
-        if isinstance(cause, ssl.SSLError) and cause.reason and not isinstance(cause, ssl.SSLEOFError):
-            return _fault("tls_handshake_failed", _handshake_words(cause.reason))
+        if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
+            return _fault("tls_handshake_failed", _handshake_words(getattr(cause, "reason", None) or "no reason given"))
         cause = cause.__cause__ or cause.__context__
     return None
 

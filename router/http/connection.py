@@ -243,7 +243,8 @@ class ServerProtocol(asyncio.Protocol):
         self._reader.requests.clear()
         self._stage = _CLOSING
         self._waited = 0.0
-        self._transport.close()
+        if not self._transport.is_closing():  # asyncio's TLS loses itself when closed twice
+            self._transport.close()
 
     def _pause_reading(self) -> None:
         if not self._reading_paused and not self._eof and not self._transport.is_closing():
