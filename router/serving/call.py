@@ -21,6 +21,8 @@ from router.serving.splice import splice, value_of
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
+_MOST_CHOICES = 16_384  # vLLM refuses more; a number of any size would spoil sums, and not travel between processes
+_BEYOND = 2**63
 _ASK_FOR_USAGE = b'{"include_usage":true}'
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
 _SESSION_HEADERS = (
@@ -97,7 +99,7 @@ class Call:
             0,  # priority
             self.stream,
             self.choices,
-            limit if type(limit) is int and limit >= 0 else None,  # max_output_tokens
+            limit if type(limit) is int and 0 <= limit < _BEYOND else None,  # max_output_tokens
             exclude,
             None,  # policy
             len(self.body),
@@ -169,7 +171,7 @@ def _wants_usage(options: object) -> bool:
 def _choices(path: str, fields: Mapping[str, Any]) -> int:
     """How many choices the answer has: n, times the prompts of a batch."""
     n = fields.get("n")
-    choices = n if type(n) is int and n > 0 else 1
+    choices = min(n, _MOST_CHOICES) if type(n) is int and n > 0 else 1
     prompt = fields.get("prompt") if path == COMPLETIONS else None
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         choices *= len(prompt)
