@@ -9,9 +9,6 @@ import msgspec
 
 from router.lab.chat import Unrenderable
 
-MOST_CHOICES = 1_024
-"""vLLM's own bound is 16,384 (VLLM_MAX_N_SEQUENCES); here each choice is written before the first is sent."""
-
 
 class Rejected(Exception):
     """An answer other than 200. `body` is what vLLM sends, as far as recorded."""
@@ -120,6 +117,7 @@ class Detokenize(msgspec.Struct):
     model: str | None = None
 
 
+_MOST_CHOICES = 16_384  # VLLM_MAX_N_SEQUENCES
 _call = msgspec.json.Decoder(Call).decode
 _tokenize = msgspec.json.Decoder(Tokenize).decode
 _detokenize = msgspec.json.Decoder(Detokenize).decode
@@ -161,7 +159,7 @@ def _decoded(decode: Any, body: bytes) -> Any:
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         raise invalid("value_error", "body" + path.rstrip("`"), message) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise invalid("json_invalid", "body", "JSON decode error") from error
 
 
@@ -176,8 +174,8 @@ def _check_sampling(call: Call) -> None:
         raise refused(f"top_p must be in (0, 1], got {call.top_p}.", param="top_p", value=call.top_p)
     if call.n is not None and call.n < 1:
         raise refused(f"n must be at least 1, got {call.n}.")
-    if call.n is not None and call.n > MOST_CHOICES:
-        raise refused(f"n must be at most {MOST_CHOICES}, got {call.n}.")
+    if call.n is not None and call.n > _MOST_CHOICES:
+        raise refused(f"n must be at most {_MOST_CHOICES}.")
     if call.top is not None and call.top > 20:
         message = f"Requested sample logprobs of {call.top}, which is greater than max allowed: 20"
         raise refused(message, param="logprobs", value=call.top)

@@ -22,6 +22,7 @@ Fields = Mapping[str, Any]
 
 _NO_PREFIX = "this route's prompt is not read"
 _CHARACTERS_PER_TOKEN = 4
+_BEYOND = 2**63
 
 
 class Translation(Protocol):
@@ -112,4 +113,5 @@ def session_of(fields: Fields, name_in_metadata: str = "session_id") -> str | No
 
 
 def limit_of(value: object) -> int | None:
-    return value if type(value) is int and value >= 0 else None
+    """A number of any size would spoil sums, and not travel between processes."""
+    return value if type(value) is int and 0 <= value < _BEYOND else None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from router.serving.apis.api import Api, Fields, limit_of
 from router.serving.sse import EventRelay, SseRelay
 
+_MOST_CHOICES = 16_384  # vLLM refuses more
+
 
 class Chat(Api):
     reads_prompt = True
@@ -12,11 +14,11 @@ class Chat(Api):
 
     def choices(self, fields: Fields) -> int:
         n = fields.get("n")
-        return n if type(n) is int and n > 0 else 1
+        return min(n, _MOST_CHOICES) if type(n) is int and n > 0 else 1
 
     def output_limit(self, fields: Fields) -> int | None:
-        limit = fields["max_completion_tokens"] if "max_completion_tokens" in fields else fields.get("max_tokens")
-        return limit if type(limit) is int and limit >= 0 else None
+        name = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
+        return limit_of(fields.get(name))
 
     def relay(self, *, wants_usage: bool, choices: int) -> EventRelay:
         return SseRelay(hide_usage=not wants_usage, choices=choices)

@@ -10,14 +10,14 @@ from typing import NamedTuple
 CORPUS = Path(__file__).parents[1] / "corpus"
 
 SHARES = {
-    "http_server": 15,
-    "http_connection": 10,
-    "http_client": 15,
+    "http_server": 17,
+    "http_connection": 13,
+    "http_client": 17,
     "request_body": 15,
     "engine_answer": 10,
     "event_stream": 15,
-    "kv_events": 10,
-    "kv_stream": 4,
+    "kv_events": 4,
+    "kv_stream": 3,
     "metrics_page": 3,
     "content_coding": 1,
     "trace_lines": 1,

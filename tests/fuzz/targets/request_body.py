@@ -52,6 +52,7 @@ def target(data: bytes) -> None:
     except ClientError as error:
         render(error)
         return
+    assert 0 < call.choices <= 16_384 * max(1, len(body))
     theirs = _members(body)
     assert call.fields.keys() == dict(theirs).keys()
     _check_forwarded(call, theirs)

@@ -240,7 +240,7 @@ async def test_adapters(client: openai.AsyncOpenAI) -> None:
         ({"messages": user("x"), "temperature": -1}, 400, "temperature", "non-negative"),
         ({"messages": user("x"), "top_p": 1.5}, 400, "top_p", "(0, 1]"),
         ({"messages": user("x"), "n": 0}, 400, None, "at least 1"),
-        ({"messages": user("x"), "n": 10**9}, 400, None, "at most 1024"),
+        ({"messages": user("x"), "n": 10**9}, 400, None, "at most 16384"),
         ({"messages": user("x"), "logprobs": True, "top_logprobs": 99}, 400, "logprobs", "max allowed: 20"),
         ({"messages": user("x"), "stream_options": {"include_usage": True}}, 400, "stream_options", "stream=True"),
         ({"messages": user("x"), "cache_salt": ""}, 400, "cache_salt", "non-empty"),
@@ -281,6 +281,9 @@ async def test_other_errors(http: httpx.AsyncClient, path: str, body: dict[str, 
 async def test_what_is_no_json_and_no_route(http: httpx.AsyncClient) -> None:
     headers = {"content-type": "application/json"}
     bad = await http.post("/v1/chat/completions", content=b'{"messages": [', headers=headers)
+    assert (bad.status_code, "JSON decode error" in bad.text) == (400, True)
+    deep = b'{"messages": [], "x": ' + b"[" * 1000 + b"]" * 1000 + b"}"
+    bad = await http.post("/v1/chat/completions", content=deep, headers=headers)
     assert (bad.status_code, "JSON decode error" in bad.text) == (400, True)
     text = await http.post("/v1/chat/completions", content=b"{}", headers={"content-type": "text/plain"})
     assert (text.status_code, "Unsupported Media Type" in text.text) == (400, True)

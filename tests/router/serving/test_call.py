@@ -45,6 +45,7 @@ def test_an_extra_key_gets_a_root_no_event_has() -> None:
         (CHAT, {}, 1),
         (CHAT, {"n": 3}, 3),
         (CHAT, {"n": True}, 1),
+        (CHAT, {"n": 16_385}, 16_384),
         (COMPLETIONS, {"prompt": ["a", "b"], "n": 2}, 4),
         (COMPLETIONS, {"prompt": [1, 2, 3]}, 1),
         (COMPLETIONS, {"prompt": [[1], [2]]}, 2),
@@ -59,3 +60,11 @@ def test_an_extra_key_of_any_shape_keeps_its_prompt_apart() -> None:
     bodies = [f'{{"model":"m","cache_salt":{salt},"extra_key":{nested}}}' for salt in ('"s"', "null", nested)]
     salts = [Call(CHAT, body.encode(), headers={}, models=MODELS).salt for body in bodies]
     assert salts == [f"s\0extra_key\0{nested}", f"\0extra_key\0{nested}", f"\0extra_key\0{nested}"]
+
+
+def test_numbers_of_any_size_stay_within_what_sums_and_sockets_can_hold() -> None:
+    """A lone surrogate has the body read by a parser whose integers have no end."""
+    body = b'{"model":"m","user":"\\ud83d","n":%d,"max_tokens":%d}' % (10**400, 10**400)
+    odd = Call(CHAT, body, headers={}, models=MODELS)
+    assert odd.choices == 16_384
+    assert odd.ask("r", Prompt(tokens=0, known_tokens=0, keys={})).max_output_tokens is None
