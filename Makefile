@@ -30,7 +30,7 @@ dev: $(VENV)/.dev       ## what testing needs on top (about 1 minute)
 run: $(VENV)/.run       ## gateway, three simulated engines, a live table; ends with ctrl-c
 	$(BIN)/warmroute demo
 
-test: $(VENV)/.dev      ## the whole test suite (about 6 minutes)
+test: $(VENV)/.dev      ## the whole test suite (about 8 minutes)
 	$(BIN)/python -m pytest $(ARGS)
 
 check: $(VENV)/.dev     ## format, lint, types, import directions (about 1 minute)
