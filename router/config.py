@@ -455,7 +455,7 @@ class WaitingRoom(Section):
     """An engine takes more while fewer uncached prompt tokens of ours are on their way to their first token there."""
     head_start_max_s: Seconds = 40.0
     """Short prompts go before long ones, but nothing that arrives later than this overtakes a request; under heavy
-    overload up to 120 s."""
+    overload up to 300 s."""
     wait_s: Seconds = 600.0
     """A request that is not placed by then is refused; one that could not be, at once, with Retry-After."""
     max_requests: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000

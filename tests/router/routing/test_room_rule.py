@@ -65,7 +65,7 @@ def test_nothing_that_arrives_later_by_more_than_the_head_start_stands_before_it
 
 
 @pytest.mark.parametrize(
-    ("backlog_s", "longest_s"), [(0.0, 40.0), (5.0, 40.0), (10.0, 80.0), (15.0, 120.0), (1_000.0, 120.0)]
+    ("backlog_s", "longest_s"), [(0.0, 40.0), (5.0, 40.0), (10.0, 80.0), (15.0, 120.0), (1_000.0, 300.0)]
 )
 def test_the_head_start_grows_where_everybody_would_wait_long(backlog_s: float, longest_s: float) -> None:
     assert RULE.longest_head_start_s(backlog_s) == longest_s
