@@ -16,7 +16,7 @@ import orjson
 
 from router.core import Instance
 from router.errors import EngineProtocolError, EngineTimeout, EngineUnreachable
-from router.tls import client_context, tls_fault
+from router.tls import client_context, server_name, tls_fault
 
 _TIMEOUT = httpx.Timeout(5.0, connect=2.0)
 _LIMITS = httpx.Limits(max_connections=20, max_keepalive_connections=4, keepalive_expiry=30)
@@ -111,11 +111,10 @@ class EngineHttp:
         headers = {"content-type": "application/json"} if content is not None else {}
         if instance.api_key is not None and with_key:
             headers["authorization"] = f"Bearer {instance.api_key}"
-        sni = {"sni_hostname": instance.tls.server_name} if instance.tls and instance.tls.server_name else {}
         client = await self._take(instance)
         try:
             return await client.http.request(
-                method, instance.url + path, content=content, headers=headers, extensions=sni
+                method, instance.url + path, content=content, headers=headers, extensions=server_name(instance.tls)
             )
         except httpx.TimeoutException as error:
             raise EngineTimeout("the engine did not answer in time", detail=_where(instance, path, error)) from None

@@ -34,7 +34,7 @@ from router.admin import serve as admin_process
 from router.admin.serve import AdminServer
 from router.config import Config, Listen, ListenTls, PolicyChoice, WaitingRoom
 from router.core import Instance, Outcome, Placement, Policy
-from router.errors import ConfigError, Conflict
+from router.errors import ConfigError, Conflict, WarmrouteError
 from router.http.client import Pool
 from router.http.messages import Limits, PoolLimits, Request
 from router.http.proxies import TrustedProxies
@@ -341,15 +341,19 @@ class Running:
             certificates = await asyncio.to_thread(ServerContext, listen.tls.settings())
             self._stack.push_async_callback(self._spawned(certificates.watch()))
             tls = certificates.context
-        self._server = server = await serve(
-            edge,
-            host=listen.host,
-            port=listen.port,
-            limits=http_limits(listen),
-            tls=tls,
-            behind=proxies if listen.proxy_protocol else None,
-            refuser=edge.refuse,
-        )
+        try:
+            self._server = server = await serve(
+                edge,
+                host=listen.host,
+                port=listen.port,
+                limits=http_limits(listen),
+                tls=tls,
+                behind=proxies if listen.proxy_protocol else None,
+                refuser=edge.refuse,
+            )
+        except OSError as error:  # a port in use, or one that is not ours to take
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise WarmrouteError(f"Cannot listen on {listen.host}:{listen.port}: {reason}") from error
         self._at_end(self._end_requests)
         self.url = f"{_scheme(listen.tls)}://{_host(listen.host)}:{server.port}"
 
@@ -534,7 +538,7 @@ def deployment_secret(state_dir: Path) -> bytes:
 
 
 def run(config: Config, *, read_again: ReadAgain | None = None) -> None:
-    """`warmroute serve`: until SIGTERM or ctrl-c, then drains. Raises ConfigError and OSError for what cannot start."""
+    """`warmroute serve`: until SIGTERM or ctrl-c, then drains. Raises WarmrouteError for what cannot start."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     config.prepare_process()

@@ -26,7 +26,7 @@ from router.core import ClientTls
 from router.errors import EngineTlsError
 
 __all__ = ["BadTlsFile", "ClientTls", "ServerContext", "ServerTls", "check_client", "check_server", "client_context",
-           "tls_fault"]  # fmt: skip
+           "server_name", "tls_fault"]  # fmt: skip
 
 log = logging.getLogger("warmroute.tls")
 
@@ -119,6 +119,11 @@ def _new_client(settings: ClientTls) -> ssl.SSLContext:
     if settings.cert is not None:
         _show(context, settings.cert, settings.key)
     return context
+
+
+def server_name(settings: ClientTls | None) -> dict[str, str]:
+    """httpx's `extensions` for a request to an engine whose certificate carries another name than its url."""
+    return {"sni_hostname": settings.server_name} if settings and settings.server_name else {}
 
 
 def check_client(settings: ClientTls) -> None:

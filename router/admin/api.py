@@ -95,9 +95,10 @@ def _error(
     param: str | None = None,
     code: object = None,
     headers: Mapping[str, str] | None = None,
+    beside: Mapping[str, object] | None = None,
 ) -> JSONResponse:
     fields = {"message": message, "type": type, "param": param, "code": code}
-    return JSONResponse({"error": fields}, status_code=status, headers=headers)
+    return JSONResponse({"error": fields, **(beside or {})}, status_code=status, headers=headers)
 
 
 def _health(app: FastAPI, live: Live) -> None:
@@ -176,8 +177,7 @@ def _operation(app: FastAPI, live: Live) -> None:
         if "mistakes" not in answer:
             return JSONResponse({"object": "config.reload", **answer})
         message = "The configuration is not valid; the one before stays in force."
-        error = {"message": message, "type": "invalid_request_error", "param": None, "code": "invalid_config"}
-        return JSONResponse({"error": error, "mistakes": answer["mistakes"]}, status_code=400)
+        return _error(400, message, code="invalid_config", beside={"mistakes": answer["mistakes"]})
 
 
 def _trace(app: FastAPI, live: Live) -> None:

@@ -15,6 +15,7 @@ import msgspec
 from router.cli.event_probe import EventProbe, Heard
 from router.core import Adapter, ClientTls, EngineFacts, EventSource, Instance
 from router.errors import EngineError
+from router.tls import server_name
 
 State = Literal["ok", "warn", "fail", "skip"]
 
@@ -240,8 +241,9 @@ async def _ask(instance: Instance, facts: EngineFacts, prompt: str, client: http
     }
     headers = {"authorization": f"Bearer {instance.api_key}"} if instance.api_key else {}
     url = f"{instance.url}/v1/chat/completions"
-    sni = {"sni_hostname": instance.tls.server_name} if instance.tls and instance.tls.server_name else {}
-    response = await client.post(url, json=body, headers=headers, timeout=_PROBE_TIMEOUT_S, extensions=sni)
+    response = await client.post(
+        url, json=body, headers=headers, timeout=_PROBE_TIMEOUT_S, extensions=server_name(instance.tls)
+    )
     response.raise_for_status()
     usage = response.json().get("usage")
     if not isinstance(usage, dict):

@@ -55,8 +55,9 @@ STUCK_S = 5.0
 COMPARE_S = 1.0
 """So many requests without a first token, the oldest for so long beyond what was thought, while others of the model
 answer: the rank is avoided before the lease of any of them has run out. Looked for no more often than this."""
-NO_FAULT = frozenset({"engine_404", "total_timeout"})
-"""It lacks a model or a route, or the client gave it little time: nothing is wrong with what else it does."""
+NO_FAULT = frozenset({"engine_404", "total_timeout", "relay_gone", "internal_error"})
+"""It lacks a model or a route, the client gave it little time, or the gateway itself failed: nothing is wrong with what
+else it does."""
 REFUSES_US = frozenset({"engine_401", "engine_403"})
 
 _NO_KEYS: Sequence[int] = ()
@@ -194,7 +195,8 @@ class Brain:
         record = self._bookings.first_token(booking_id, now)
         if record is not None:
             rank = record.owner.rank
-            self._fleet.trust(rank)
+            if rank.failures < FAILURES_TO_SUSPECT:  # else only a whole answer says that it is well again
+                self._fleet.alive(rank)
             if now >= self._compare_at:
                 self._compare(rank, now)
             if not record.owner.alone and rank.load.kv_usage < MEMORY_BOUND:
@@ -370,12 +372,14 @@ class Brain:
 
     def _note_health(self, record: Record[Placed], outcome: Outcome, now: float) -> None:
         rank = record.owner.rank
-        if outcome.ttft_s is not None or outcome.finish == "complete":
+        if outcome.finish == "complete":
             self._fleet.trust(rank)
             return
-        self._excuse(rank, record)
+        if outcome.ttft_s is None:
+            self._excuse(rank, record)
+            if outcome.finish == "upstream_failed":
+                self._forget_dispatch(record)
         if outcome.finish == "upstream_failed":
-            self._forget_dispatch(record)
             self._note_failure(rank, outcome, now)
 
     def _note_failure(self, rank: Rank, outcome: Outcome, now: float) -> None:

@@ -342,8 +342,12 @@ class Fleet:
             rank.suspect_until = now + PROBE_S
 
     def trust(self, rank: Rank) -> None:
-        """It has answered."""
+        """It has answered, to the end."""
         rank.failures = rank.suspected = 0
+        self.alive(rank)
+
+    def alive(self, rank: Rank) -> None:
+        """It has begun an answer. Whether it can end one is not known yet."""
         if self._suspects:
             self._suspects.pop(rank.id, None)
         if self._starting and rank.id in self._starting:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from router.app import Running
-from router.errors import ConfigError
+from router.errors import ConfigError, WarmrouteError
 from tests.flows.site import CHAT, COMPLETIONS, Answer, Client, Site, chat, essay, name, said, until
 
 DEMO = {"tokenizer": "demo"}
@@ -325,6 +325,16 @@ async def test_a_weight_that_the_policy_does_not_have_is_refused_at_start(site: 
     with pytest.raises(ConfigError, match=r"policy\.weights: .*nonsense"):
         async with Running(found):
             pass
+
+
+async def test_a_port_in_use_is_said_in_one_line(site: Site) -> None:
+    taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = taken.sockets[0].getsockname()[1]
+    found = site.configured({"url": "http://127.0.0.1:9"}, listen={"host": "127.0.0.1", "port": port})
+    async with taken:
+        with pytest.raises(WarmrouteError, match=f"^Cannot listen on 127.0.0.1:{port}: Address already in use$"):
+            async with Running(found):
+                pass
 
 
 # --- many at once

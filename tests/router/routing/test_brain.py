@@ -678,7 +678,40 @@ def test_an_engine_that_says_it_is_busy_is_left_alone_as_long_as_it_asks(
     assert busy.failures == 0, "it is not broken"
 
 
-@pytest.mark.parametrize("error", ["engine_404", "total_timeout"])
+def test_an_engine_that_begins_answers_and_breaks_them_is_avoided_until_it_ends_one() -> None:
+    world = World("a")
+
+    def begin(number: int) -> int:
+        id = world.place(ask(LONG, id=f"r{number}")).id
+        world.brain.progress(id)
+        return id
+
+    def breaks(id: int) -> None:
+        world.brain.release(id, outcome(ttft_s=0.1, finish="upstream_failed", error="engine_timeout"))
+
+    rank = world.rank("a")
+    breaks(begin(0))
+    breaks(begin(1))
+    world.brain.release(begin(2), outcome(ttft_s=0.1, finish="client_gone", error="client_gone"))
+    assert (rank.failures, rank.suspicion) == (2, ""), "who leaves says nothing of the engine"
+    world.brain.release(begin(3), outcome(ttft_s=0.1))
+    assert rank.failures == 0
+    under_way = world.place(ask(LONG, id="under way")).id
+    for number in range(4, 7):
+        breaks(begin(number))
+    assert rank.suspicion == "failed 3 requests in a row"
+    first_s = rank.suspect_until - world.now
+    world.brain.progress(under_way)
+    assert rank.id in world.fleet._suspects, "a first token is what it could give before, too"
+    world.brain.release(under_way, outcome(ttft_s=0.1, finish="upstream_failed", error="engine_timeout"))
+    assert rank.suspect_until - world.now == 2 * first_s
+    world.now = rank.suspect_until
+    world.brain.release(begin(7), outcome(ttft_s=0.1))
+    assert rank.id not in world.fleet._suspects
+    assert (rank.failures, rank.suspected) == (0, 0)
+
+
+@pytest.mark.parametrize("error", ["engine_404", "total_timeout", "relay_gone", "internal_error"])
 def test_what_is_not_the_engines_fault_never_opens_its_circuit(error: str) -> None:
     world = World("a", "b")
     for number in range(30):
