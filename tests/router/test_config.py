@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from router import config
+from router.config import values
 from router.core import Rates
 from router.errors import ConfigError
 from router.lab.profiles import PROFILES
@@ -348,7 +349,7 @@ engines:
   - {url: "http://d:1"}
 """)
     a, b, c, d = [engine.rates.rates() if engine.rates else None for engine in found.engines]
-    assert a == config.RATE_PROFILES["llama-3.1-8b-h200"]
+    assert a == values.RATE_PROFILES["llama-3.1-8b-h200"]
     assert b is not None
     assert (b.c1_ms, b.c0_ms) == (0.5, Rates().c0_ms)
     assert c is not None
@@ -358,7 +359,7 @@ engines:
 
 def test_rates_have_the_keys_and_the_profiles_of_the_engine_model() -> None:
     assert set(config.EngineRates.model_fields) == {"profile", *Rates.__struct_fields__}
-    assert {name: profile.rates for name, profile in PROFILES.items()} == config.RATE_PROFILES
+    assert {name: profile.rates for name, profile in PROFILES.items()} == values.RATE_PROFILES
 
 
 def test_sizes_in_words(folder: Folder) -> None:

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from router.config_source import Source, Where, nearest
+from router.config.source import Source, Where, nearest
 
 # What people write out of the habit of other gateways' files -> our key for it.
 _HABITS = {
