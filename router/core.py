@@ -203,6 +203,30 @@ class EventBatch(msgspec.Struct, frozen=True, gc=False):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Who asks
+
+
+class Caller(msgspec.Struct, frozen=True, gc=False):
+    """Whom a request is from, as its key says. Made once a key, when keys are read, and not for each request.
+
+    The empty one is everybody's where the gateway runs open.
+    """
+
+    tenant: str = ""  # ids: ten_…, proj_…, key_…
+    project: str = ""
+    key: str = ""
+    domain: str = ""  # of isolation: caches are never shared across it
+    salt: str | None = None  # what engines are told as cache_salt; None: nothing keeps caches apart
+    models: frozenset[str] | None = None  # public names it may use; None: all
+    priority: int = 0  # of its requests by default, and the highest they may ask for
+    steers: bool = False  # may set the fields that steer an engine
+    labels: Mapping[str, str] = {}  # of the engines it must be placed on
+
+
+OPEN = Caller()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # A request, once its prompt is known
 
 
@@ -401,6 +425,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     events: int = 0  # stream events the client was sent: what stands for output tokens where there is no usage
     retry_after_s: float | None = None  # when the engine said it may be asked again
     asked_model: str = ""  # the name the client gave, if that is a split and `model` the arm that was chosen
+    caller: Caller = OPEN
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
+from router.config.accounts import AdminAuth, Auth, Isolation, Ledger, Redis, Store
 from router.config.checks import Check, Mistake, contradictions
 from router.config.engines import Engine, EngineRates, EngineTls, Events
 from router.config.listen import Admin, Cors, Drain, Listen, ListenTls, asks_for_certificates, is_loopback
@@ -32,9 +33,10 @@ from router.config.values import Text
 from router.errors import ConfigError
 
 __all__ = [
-    "Admin", "Check", "Config", "Cors", "Drain", "Engine", "EngineRates", "EngineTls", "Events", "Failover", "Index",
-    "Listen", "ListenTls", "Mistake", "Model", "ModelTimeouts", "PolicyChoice", "PromptReading", "Section", "Timeouts",
-    "WaitingRoom", "from_flags", "json_schema", "load",
+    "Admin", "AdminAuth", "Auth", "Check", "Config", "Cors", "Drain", "Engine", "EngineRates", "EngineTls", "Events",
+    "Failover", "Index", "Isolation", "Ledger", "Listen", "ListenTls", "Mistake", "Model", "ModelTimeouts",
+    "PolicyChoice", "PromptReading", "Redis", "Section", "Store", "Timeouts", "WaitingRoom", "from_flags",
+    "json_schema", "load",
 ]  # fmt: skip
 
 STATE_DIR = Path("~/.local/state/warmroute")
@@ -93,6 +95,16 @@ class Config(Section):
     """Timeouts towards engines."""
     failover: Failover = Failover()
     """What is done about engines that fail."""
+    store: Store = Store()
+    """The database."""
+    redis: Redis = Redis()
+    """What several gateways share."""
+    auth: Auth = Auth()
+    """Who may use the inference API."""
+    isolation: Isolation = Isolation()
+    """How tenants' caches are kept apart."""
+    ledger: Ledger = Ledger()
+    """What requests cost."""
 
     def model(self, name: str) -> Model:
         """The settings of a public model name (no alias)."""

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import ByteSize, Field
 
+from router.config.accounts import AdminAuth
 from router.config.section import Section, text
 from router.config.values import KIB, MIB, File, ForwardedHeader, Network, Port, Seconds, Size, Text
 from router.tls import ServerTls
@@ -94,6 +95,8 @@ class Admin(Section):
     """TCP port; 0 takes a free one."""
     tls: ListenTls | None = None
     """Makes it https://. With client_ca it has a login of a kind."""
+    auth: AdminAuth = AdminAuth()
+    """Who may use it."""
     enabled: bool = True
     """False: no admin API; the inference port is all there is."""
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from router.core import Ask, Prompt
+from router.core import OPEN, Ask, Caller, Prompt
 from router.errors import BadRequest, BodyTooLarge
 from router.http.messages import Header, Headers
 from router.serving.apis import APIS, FORMS
@@ -60,6 +60,7 @@ class HttpRequest(Protocol):
 class Call:
     """One request.
 
+    caller     whom it is from
     body       the client's, decoded of any content coding
     fields     what a parser makes of it
     form       if it is one, and no JSON
@@ -67,7 +68,7 @@ class Call:
     """
 
     __slots__ = (
-        "api", "body", "choices", "fields", "form", "forwarded", "limits", "named", "path", "salt", "session",
+        "api", "body", "caller", "choices", "fields", "form", "forwarded", "limits", "named", "path", "salt", "session",
         "stream", "wants_usage",
     )  # fmt: skip
 
@@ -80,9 +81,11 @@ class Call:
         models: Models,
         forward: frozenset[bytes] = TRACE_HEADERS,
         form: Form | None = None,
+        caller: Caller = OPEN,
     ) -> None:
         """`path`: as engines know it. `headers`: the first value of each. Raises BadRequest and UnknownModel."""
         self.path = path
+        self.caller = caller
         self.api = APIS[path]
         self.body = body
         self.form = form
@@ -127,12 +130,13 @@ class Call:
 
     def ask(self, request_id: str, prompt: Prompt, *, exclude: tuple[str, ...] = ()) -> Ask:
         model, lora = self.named
+        caller = self.caller
         return Ask(  # by position: keywords cost a struct several times as much
             request_id,
             model.name,
             prompt,
-            "",  # tenant
-            "",  # domain
+            caller.tenant,
+            caller.domain,
             lora,
             self.session,
             "",  # request_class
@@ -167,33 +171,41 @@ class Call:
 
 
 def read_call(
-    request: HttpRequest, path: str, *, models: Models, body_limit: int, forwarded: frozenset[bytes] = TRACE_HEADERS
+    request: HttpRequest,
+    path: str,
+    *,
+    models: Models,
+    body_limit: int,
+    forwarded: frozenset[bytes] = TRACE_HEADERS,
+    caller: Caller = OPEN,
 ) -> Call | Awaitable[Call]:
     """`forwarded`: headers that go on to the engine. Raises ClientError for what cannot be served."""
     headers, body = request.named, request.body
     if b"content-encoding" in headers:
-        return _read_encoded(headers, body, path, models, body_limit, forwarded)
+        return _read_encoded(headers, body, path, models, body_limit, forwarded, caller)
     if len(body) > body_limit:
         raise BodyTooLarge(f"The request body is larger than {body_limit} bytes.")
     if path in FORMS:
-        return _read_form(headers, body, path, models, forwarded)
-    return Call(path, body, headers=headers, models=models, forward=forwarded)
+        return _read_form(headers, body, path, models, forwarded, caller)
+    return Call(path, body, headers=headers, models=models, forward=forwarded, caller=caller)
 
 
 async def _read_encoded(
-    headers: Headers, body: bytes, path: str, models: Models, limit: int, forwarded: frozenset[bytes]
+    headers: Headers, body: bytes, path: str, models: Models, limit: int, forwarded: frozenset[bytes], caller: Caller
 ) -> Call:
     body = await decode_body(body, headers[b"content-encoding"], limit=limit)
     if len(body) > limit:
         raise BodyTooLarge(f"The request body is larger than {limit} bytes.")
     if path in FORMS:
-        return await _read_form(headers, body, path, models, forwarded)
-    return Call(path, body, headers=headers, models=models, forward=forwarded)
+        return await _read_form(headers, body, path, models, forwarded, caller)
+    return Call(path, body, headers=headers, models=models, forward=forwarded, caller=caller)
 
 
-async def _read_form(headers: Headers, body: bytes, path: str, models: Models, forwarded: frozenset[bytes]) -> Call:
+async def _read_form(
+    headers: Headers, body: bytes, path: str, models: Models, forwarded: frozenset[bytes], caller: Caller
+) -> Call:
     form = await read_form(body, headers.get(b"content-type", b""))
-    return Call(path, body, headers=headers, models=models, forward=forwarded, form=form)
+    return Call(path, body, headers=headers, models=models, forward=forwarded, form=form, caller=caller)
 
 
 def parse_body(body: bytes) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
+from router.core import OPEN, Caller
 from router.errors import (
     BadRequest,
     BodyTooLarge,
@@ -31,6 +32,8 @@ from router.serving.models import Models
 from router.serving.reply import Reply, Responder
 from router.serving.run import Run
 
+Identify = Callable[[Headers], Caller]
+"""Who asks, by the headers of the request. Raises Unauthenticated."""
 Readiness = Callable[[], Awaitable[Mapping[str, Any]]]
 """`core.Live.readiness`: {"ready": bool, …per model}."""
 
@@ -52,11 +55,21 @@ _PREFLIGHT: tuple[Header, ...] = (
 class Edge:
     """The handler of the HTTP server: called once for each whole request, on the loop.
 
-    `origins`: the browser origins that may call, `"*"` for any; none by default.
+    `identify`: who asks; None: the gateway is open. `origins`: the browser origins that may call, `"*"` for any; none
+    by default.
     """
 
-    def __init__(self, gateway: Gateway, models: Models, *, readiness: Readiness, origins: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        models: Models,
+        *,
+        readiness: Readiness,
+        identify: Identify | None = None,
+        origins: Iterable[str] = (),
+    ) -> None:
         self._gateway = gateway
+        self._identify = identify
         self._models = models
         self._readiness = readiness
         self._origins = frozenset(origin.encode() for origin in origins)
@@ -149,7 +162,8 @@ class Edge:
         reply.api = api
         if api.id_header:
             reply.lines += b"\r\n%b: %b" % (api.id_header, reply.request_id.encode())
-        self._run(self._gateway.complete(request, reply, path), reply)
+        caller = OPEN if self._identify is None else self._identify(request.named)
+        self._run(self._gateway.complete(request, reply, path, caller), reply)
 
     def _list_models(self, request: Request, reply: Reply) -> None:
         reply.json(self._models.listing())

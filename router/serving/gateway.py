@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 
-from router.core import Ask, Booking, DeliveredSource, Finish, Outcome, Placement, Prompt
+from router.core import OPEN, Ask, Booking, Caller, DeliveredSource, Finish, Outcome, Placement, Prompt
 from router.errors import (
     ClientError,
     EngineTimeout,
@@ -47,12 +47,13 @@ class Passage:
     """What has become of one request so far; at its end, its Outcome."""
 
     __slots__ = (
-        "access", "asked_model", "attempt", "attempts", "began", "booking", "call", "keep_alive", "prompt", "queue_s",
-        "started_at",
+        "access", "asked_model", "attempt", "attempts", "began", "booking", "call", "caller", "keep_alive", "prompt",
+        "queue_s", "started_at",
     )  # fmt: skip
 
-    def __init__(self, access: Listener | None) -> None:
+    def __init__(self, access: Listener | None, caller: Caller) -> None:
         self.access = access
+        self.caller = caller
         self.began = time.monotonic()
         self.started_at = time.time()
         self.asked_model = ""
@@ -82,7 +83,7 @@ class Passage:
         return Outcome(  # by position: two dozen keywords cost a struct five times as much
             reply.request_id,
             call.named.model.name if call is not None else _UNKNOWN_MODEL,
-            "",  # tenant
+            self.caller.tenant,
             booking.instance if booking is not None else None,
             booking.rank if booking is not None else None,
             status,
@@ -106,6 +107,7 @@ class Passage:
             attempt.events if attempt is not None else 0,
             retry_after_s,
             self.asked_model,
+            self.caller,
         )
 
 
@@ -154,14 +156,21 @@ class Gateway:
         self._quarantine = Quarantine()
         self._dice = dice or random.Random()
 
-    async def complete(self, request: Request, reply: Reply, path: str) -> None:
+    async def complete(self, request: Request, reply: Reply, path: str, caller: Caller = OPEN) -> None:
         """Answer a request, as a `Run`. Cancelling that is how a client's leaving is made known.
 
         `path`: as engines know it.
         """
-        passage = Passage(None if self._access is None else self._access(request))
+        passage = Passage(None if self._access is None else self._access(request), caller)
         try:
-            call = read_call(request, path, models=self._models, body_limit=self._body_limit, forwarded=self._forwarded)
+            call = read_call(
+                request,
+                path,
+                models=self._models,
+                body_limit=self._body_limit,
+                forwarded=self._forwarded,
+                caller=caller,
+            )
             if not isinstance(call, Call):
                 call = await asyncio.ensure_future(call)
             if call.named.model.split:
@@ -198,9 +207,9 @@ class Gateway:
             self._end(passage, passage.outcome(reply, status=200, finish="complete"))
             answer.deliver(reply)
 
-    def refuse(self, request: Request, reply: Reply, error: WarmrouteError) -> None:
+    def refuse(self, request: Request, reply: Reply, error: WarmrouteError, caller: Caller = OPEN) -> None:
         """Answer a request that did not come whole. It has an Outcome, as every other."""
-        self._fail(Passage(None if self._access is None else self._access(request)), reply, error)
+        self._fail(Passage(None if self._access is None else self._access(request), caller), reply, error)
 
     def _of_arm(self, call: Call) -> Call:
         """The call as one for the model that a split chooses. Raises NoEngine while that has not joined."""
