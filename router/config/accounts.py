@@ -72,7 +72,8 @@ class Isolation(Section):
     """Enters each salt: raised, all caches begin anew, under the same secret."""
     unverified: Literal["refuse", "dedicated", "allow"] = "refuse"
     """What becomes of engines that have not been seen to honour salts. refuse: isolated tenants get none of them.
-    dedicated: only where its labels give such an engine to one tenant alone. allow: as if they did; the report tells."""
+    dedicated: only where its labels give such an engine to one tenant alone. allow: as if they did; the
+    isolation report tells."""
 
 
 class Oidc(Section):
