@@ -1,5 +1,7 @@
 """What holds for every test."""
 
+import os
+
 from hypothesis import HealthCheck, settings
 
 # The same examples every time: a suite that fails now and then tells nothing about the change at hand. To look further,
@@ -8,3 +10,8 @@ settings.register_profile(
     "steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("steady")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """For `-n auto`: one more than there are cores, as many tests wait; above eight the longest test sets the time."""
+    return min(os.cpu_count() or 1, 7) + 1
