@@ -31,7 +31,7 @@ run: $(VENV)/.run       ## gateway, three simulated engines, a live table; ends 
 	$(BIN)/warmroute demo
 
 test: $(VENV)/.dev      ## the whole test suite on all cores, or ARGS=tests/folder (about 4 minutes)
-	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 check: $(VENV)/.dev     ## format, lint, types, import directions (about 1 minute)
 	$(BIN)/ruff format --check .

@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import gc
 import os
 
 from hypothesis import HealthCheck, settings
@@ -15,3 +16,9 @@ settings.load_profile("steady")
 def pytest_xdist_auto_num_workers() -> int:
     """For `-n auto`: one more than there are cores, as many tests wait; above eight the longest test sets the time."""
     return min(os.cpu_count() or 1, 7) + 1
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: no collection of the tests need look at it, nor those of the gateways."""
+    gc.collect()
+    gc.freeze()
