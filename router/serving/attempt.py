@@ -18,7 +18,7 @@ from router.errors import EngineError, EngineProtocolError, WarmrouteError
 from router.http.messages import Header
 from router.serving.apis import Translation
 from router.serving.call import Call
-from router.serving.deadlines import Running
+from router.serving.deadlines import Watch
 from router.serving.encoding import GZIP_MAGIC, CorruptAnswer, Decoder, response_decoder
 from router.serving.engines import Exchange
 from router.serving.openai_errors import engine_answer_error, in_band_error, lacks_route
@@ -97,7 +97,7 @@ class Attempt:
     )  # fmt: skip
 
     exchange: Exchange
-    watch: Running
+    watch: Watch
 
     def __init__(
         self,

@@ -26,6 +26,7 @@ from router.errors import EngineTimeout, EngineTlsError, EngineUnreachable, Warm
 from router.serving.openai_errors import EngineFailure, EngineRefusal
 
 FIRST_TOKEN_TIMEOUT = "ttft_timeout"
+TOTAL_TIMEOUT = "total_timeout"
 BACKOFF_S = 0.5  # before the second attempt at the same engine, doubled for each further one, ± a half
 JITTER_S = 0.05  # before an attempt elsewhere, so that a crowd does not move as one
 
