@@ -135,16 +135,23 @@ class ServerProtocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._paused = True
         self._waited = 0.0
-        if self._active is not None and self._active.on_pause is not None:
-            self._active.on_pause()
+        active = self._active
+        if active is None:
+            return
+        active.paused = True
+        if active.on_pause is not None:
+            active.on_pause()
 
     def resume_writing(self) -> None:
         self._paused = False
         self._waited = 0.0
-        if self._active is None:
+        active = self._active
+        if active is None:
             self._advance()
-        elif self._active.on_resume is not None:
-            self._active.on_resume()
+            return
+        active.paused = False
+        if active.on_resume is not None:
+            active.on_resume()
 
     # -- requests in order
 

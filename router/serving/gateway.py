@@ -38,8 +38,8 @@ class Passage:
     """What has become of one request so far; at its end, its Outcome."""
 
     __slots__ = (
-        "access", "asked_model", "attempt", "attempts", "began", "booking", "call", "keep_alive", "prompt", "queue_s",
-        "started_at",
+        "access", "answered", "asked_model", "attempt", "attempts", "began", "booking", "call", "keep_alive", "prompt",
+        "queue_s", "started_at",
     )  # fmt: skip
 
     def __init__(self, access: Listener | None) -> None:
@@ -50,6 +50,7 @@ class Passage:
         self.call: Call | None = None
         self.prompt: Prompt | None = None
         self.booking: Booking | None = None
+        self.answered: Booking | None = None  # the place of a stream that broke off, and nobody goes on with
         self.attempt: Attempt | None = None
         self.keep_alive: KeepAlive | None = None
         self.attempts = 0
@@ -65,7 +66,7 @@ class Passage:
     def outcome(
         self, reply: Reply, *, status: int, finish: Finish, error: str = "", retry_after_s: float | None = None
     ) -> Outcome:
-        call, prompt, booking, attempt = self.call, self.prompt, self.booking, self.attempt
+        call, prompt, booking, attempt = self.call, self.prompt, self.booking or self.answered, self.attempt
         usage = attempt.usage if attempt is not None else None
         cached = usage.cached_tokens if usage is not None else None
         counted = usage.input_tokens if usage is not None else 0
@@ -97,6 +98,7 @@ class Passage:
             attempt.events if attempt is not None else 0,
             retry_after_s,
             self.asked_model,
+            call.transcript.resumed if call is not None and call.transcript is not None else 0,
         )
 
 
