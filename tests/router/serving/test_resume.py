@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from router.core import Usage
 from router.serving.apis import CHAT, COMPLETIONS
+from router.serving.attempt import Attempt
 from router.serving.resume import TEXT_BYTES, Transcript, continued, continued_body, may_be_resumed
 
 VLLM = Path(__file__).parent / "recordings" / "vllm-0.32.0"
@@ -213,3 +215,19 @@ def test_a_tools_call_may_begin() -> None:
     told, relay = gone_on(event(choices=[{"index": 0, "delta": delta}]))
     assert told[0]["choices"][0]["delta"] == delta
     assert relay.error is None
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_client_that_reads_slowly_makes_the_second_engine_wait_too(paused: bool) -> None:
+    told: list[str] = []
+    exchange = SimpleNamespace(pause=lambda: told.append("pause"), resume=lambda: told.append("resume"))
+    responder = SimpleNamespace(started=True, paused=paused, on_pause=None, on_resume=None, on_probe=None)
+    reply = SimpleNamespace(started=True, responder=responder)
+    call = SimpleNamespace(relay=lambda: Transcript().go_on(hide_usage=True))
+    attempt = Attempt(call, reply, 1, on_first_token=told.append)  # type: ignore[arg-type]
+    attempt.exchange = exchange  # type: ignore[assignment]
+    attempt.on_head(200, [(b"content-type", b"text/event-stream")])
+    assert told == ["pause"] * paused
+    responder.on_pause()
+    responder.on_resume()
+    assert told == [*["pause"] * paused, "pause", "resume"]
