@@ -30,9 +30,9 @@ QUESTIONS = ("Where is the parcel?", "Who wrote this book, and when?", "Tell a s
 
 
 class Wire:
-    """Between the gateway and one engine. While `cut_after` is set, whoever's answer has so many events is cut."""
+    """Between the gateway and one engine. What is answered is cut after `left` more events, of any engine."""
 
-    cut_after: int | None = None
+    left: int | None = None
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -42,18 +42,23 @@ class Wire:
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        to_reader, to_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        try:
+            to_reader, to_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        except OSError:
+            writer.transport.abort()
+            return
         with contextlib.suppress(OSError):
             await asyncio.gather(self._pass(reader, to_writer, writer), self._pass(to_reader, writer, to_writer))
 
     async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, back: asyncio.StreamWriter) -> None:
-        events = 0
         while data := await source.read(65536):
-            events += data.count(b"data: {")
             sink.write(data)
             await sink.drain()
-            if Wire.cut_after is not None and events >= Wire.cut_after:
-                Wire.cut_after = None
+            if Wire.left is None:
+                continue
+            Wire.left -= data.count(b"data: {")
+            if Wire.left <= 0:
+                Wire.left = None
                 await asyncio.sleep(0.02)  # what was written is on its way
                 sink.transport.abort()
                 back.transport.abort()
@@ -133,7 +138,7 @@ async def examine(engines: RealEngines, folder: Path, trials: int, seed: int) ->
             body = body_of(trial, model)
             text, prompt_ids, ids = await undisturbed(direct, body)
             at = dice.randrange(2, TOKENS - 4)
-            Wire.cut_after = at
+            Wire.left = at
             try:
                 pieces, usage, resumed = await streamed(client, body, "chat")
             except openai.APIError as error:
@@ -141,7 +146,7 @@ async def examine(engines: RealEngines, folder: Path, trials: int, seed: int) ->
                 print(trial, at, type(error).__name__, error, flush=True)
                 continue
             finally:
-                Wire.cut_after = None
+                Wire.left = None
             said = "".join(pieces)
             same = same_after(await tokens_again(direct, body, text_upto(pieces, at)), prompt_ids, ids)
             figures["resumed"] += resumed == 1
@@ -156,7 +161,7 @@ async def examine(engines: RealEngines, folder: Path, trials: int, seed: int) ->
             )
             if same and said != text:
                 print(trial, at, repr(said), repr(text), sep="\n", flush=True)
-        Wire.cut_after = 20
+        Wire.left = 20
         pieces, usage, resumed = await streamed(client, body_of(0, model), "completions")
         figures["completion resumed"] = resumed
         figures["killed"] = await killed(engines, client, direct, model)
