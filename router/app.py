@@ -498,6 +498,7 @@ def http_limits(listen: Listen) -> Limits:
     return Limits(
         head_bytes=int(listen.max_head_bytes),
         headers=listen.max_headers,
+        connections=listen.max_connections,
         body_bytes=int(listen.max_body_bytes),
         keep_alive_s=listen.keep_alive_s,
         head_s=listen.head_s,
