@@ -48,10 +48,10 @@ def decide(
         costs = least_booked(snapshot)
         reason = "; ".join(part for part in (f"policy {name}: {broken}", reason) if part)
         name = LEAST_BOOKED
-    order = [row[3] for row in _ordered(candidates, costs, dice)]
+    order = _ordered(candidates, costs, dice)
     if among is not None:
-        order.sort(key=lambda i: i not in among)
-    scored = tuple([Scored(candidates[i], costs[i]) for i in order])
+        order.sort(key=lambda row: row[3] not in among)
+    scored = tuple([Scored(candidates[i], costs[i]) for _, _, _, i in order])
     return Decision(name, scored, {} if filtered is None else filtered, reason)
 
 
@@ -80,14 +80,17 @@ def _ordered(
     Of those that tie for the least, the cache least turned over by recent work goes first, measured by its capacity
     where all are known.
     """
-    values = [cost.value for cost in costs]
-    best = min(values)
-    limit = best + TIE_MS if costs[values.index(best)].unit == "ms" else best
-    by_share = all([candidate.capacity_tokens for candidate in candidates])
+    best, unit, by_share = inf, "", True
+    for candidate, cost in zip(candidates, costs, strict=True):
+        if cost.value < best:
+            best, unit = cost.value, cost.unit
+        if not candidate.capacity_tokens:
+            by_share = False
+    limit = best + TIE_MS if unit == "ms" else best
     rows: list[tuple[float, float, float, int]] = []
-    for i, value in enumerate(values):
-        if value > limit:
-            rows.append((value, 0.0, 0.0, i))
+    for i, cost in enumerate(costs):
+        if cost.value > limit:
+            rows.append((cost.value, 0.0, 0.0, i))
         else:
             candidate = candidates[i]
             recent = candidate.recent_tokens
