@@ -1,4 +1,4 @@
-"""From a snapshot to a decision: pure, but for the dice. And what a candidate's cache is worth to a prompt."""
+"""From a snapshot to a decision: pure, but for the dice."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from collections.abc import Container, Mapping, Sequence
 from math import inf
 
-from router.core import Candidate, Cost, Decision, HitRule, Policy, Scored, Snapshot
+from router.core import Candidate, Cost, Decision, Policy, Scored, Snapshot
 
 TIE_MS = 3.0
 """Costs in ms that lie closer than this are a tie: a step of an engine takes twice as long, no prediction is so sharp.
@@ -14,14 +14,6 @@ Else the first engine to hold some short common prefix would draw every new sess
 
 LEAST_BOOKED = "least_booked"
 """The name under which a decision appears that was made without the policy."""
-
-
-def usable_tokens(rule: HitRule, held_tokens: int, prompt_tokens: int, *, confidence: float) -> int:
-    """What to expect of `held_tokens`: confidence shortens the prefix, then the engine's own rule applies."""
-    if not held_tokens or confidence <= 0:
-        return 0
-    believed = int(held_tokens * confidence) if confidence < 1 else held_tokens
-    return rule.usable(believed, prompt_tokens)
 
 
 def decide(
