@@ -92,8 +92,12 @@ class HitRule(msgspec.Struct, frozen=True):
     drop_tokens: int = 0
     minimum_tokens: int = 0
 
-    def usable(self, held_tokens: int, prompt_tokens: int) -> int:
-        """Tokens the engine will reuse of `held_tokens` it holds. At least one prompt token is always computed."""
+    def usable(self, held_tokens: int, prompt_tokens: int, confidence: float = 1.0) -> int:
+        """Tokens the engine will reuse of `held_tokens` it is thought to hold: doubt shortens the prefix, then the rule
+        applies. At least one prompt token is always computed.
+        """
+        if confidence < 1:
+            held_tokens = int(held_tokens * confidence)
         held = held_tokens if held_tokens < prompt_tokens else prompt_tokens - 1
         usable = held // self.alignment_tokens * self.alignment_tokens - self.drop_tokens
         return usable if usable >= self.minimum_tokens and usable > 0 else 0
