@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import AsyncIterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +17,9 @@ from router.serving.callers import Callers
 from router.serving.identity import NO_TENANTS, Identity, IdentityHeader, presented_key
 from router.serving.models import ServedModel
 from router.serving.split import arms
+from router.store.database import open_database
 from router.store.schema import tenants
-from tests.accounts import PEPPER, Accounts, open_accounts
+from tests.accounts import PEPPER, Accounts
 from tests.router.serving.stand import EngineSide, Stand
 
 CHAT = {"model": "m-chat", "messages": [{"role": "user", "content": "hello"}]}
@@ -31,10 +31,10 @@ async def echo(engine: EngineSide) -> None:
 
 
 @pytest.fixture
-async def accounts(tmp_path: Path) -> AsyncIterator[Accounts]:
-    accounts = await open_accounts(tmp_path / "w.db")
-    yield accounts
-    await accounts.database.aclose()
+async def accounts(sqlite_url: str) -> AsyncIterator[Accounts]:
+    database = open_database(sqlite_url)
+    yield Accounts(database)
+    await database.aclose()
 
 
 async def identity(accounts: Accounts, *, needs_key: bool = True, private: bool = True, **how: Any) -> Identity:
