@@ -133,8 +133,8 @@ async def test_a_reload_of_nonsense_is_400_with_every_mistake(
     ("method", "path", "status", "message"),
     [
         ("GET", "/admin/v1/requests/r-9", 404, "no receipt of 'r-9': only the last ones are kept"),
-        ("GET", "/admin/v1/requests?limit=0", 422, "limit: Input should be greater than or equal to 1"),
-        ("POST", "/admin/v1/explain?path=x", 422, "path: Input should be '/v1/chat/completions', "),
+        ("GET", "/admin/v1/requests?limit=0", 400, "limit: Input should be greater than or equal to 1"),
+        ("POST", "/admin/v1/explain?path=x", 400, "path: Input should be '/v1/chat/completions', "),
         ("POST", "/admin/v1/fleet", 405, "Method Not Allowed"),
         ("GET", "/admin/v1/nothing", 404, "Not Found"),
     ],
