@@ -18,10 +18,9 @@ from typing import Any
 
 import msgspec
 from fastapi import Depends, Request
-from sqlalchemy import select
 
 from router.errors import Forbidden, Unauthenticated
-from router.store import schema
+from router.store import admin_keys
 from router.store.database import Database
 from router.store.keys import key_mac
 
@@ -95,38 +94,19 @@ class Access:
         return await self._of_key(key)
 
     async def _of_key(self, key: str) -> Administrator:
-        row = None if self._database is None else await self._read(self._database, key)
-        if row is None:
+        found = None
+        if self._database is not None:
+            found = await admin_keys.find(self._database, key_mac(self._pepper, key), now=self._clock())
+        if found is None:
             raise Unauthenticated(_NOT_VALID)
-        if row["kind"] != "admin":
+        if found.kind != "admin":
             raise Forbidden("A key for completions does not open the admin API.")
-        return Administrator(row["id"], frozenset(row["scopes"]), row["tenant"])
-
-    async def _read(self, database: Database, key: str) -> Any:
-        now, keys = self._clock(), schema.keys.c
-        query = (
-            select(keys.id, keys.kind, keys.scopes, keys.tenant)
-            .outerjoin_from(schema.keys, schema.tenants)
-            .where(
-                keys.mac == key_mac(self._pepper, key),
-                keys.expires_at.is_(None) | (keys.expires_at > now),
-                keys.revoked_at.is_(None) | (keys.revoked_at > now),
-                schema.tenants.c.archived_at.is_(None),
-            )
-        )
-        async with database.read() as connection:
-            return (await connection.execute(query)).mappings().first()
+        return Administrator(found.id, frozenset(found.scopes), found.tenant)
 
     async def _has_keys(self) -> bool:
         if self._bootstrap_key is not None or self._tokens is not None:
             return True
-        if self._database is None:
-            return False
-        query = (
-            select(schema.keys.c.id).where(schema.keys.c.kind == "admin", schema.keys.c.revoked_at.is_(None)).limit(1)
-        )
-        async with self._database.read() as connection:
-            return (await connection.execute(query)).first() is not None
+        return self._database is not None and await admin_keys.exist(self._database)
 
 
 def presented(request: Request) -> str | None:

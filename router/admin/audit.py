@@ -6,12 +6,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from pydantic import Field
-from sqlalchemy import select
 
 from router.admin.access import Administrator, Needs
 from router.admin.desk import Body, Desk, Limit, listing
 from router.store import audit as log
-from router.store.schema import audit
 
 Before = Annotated[int | None, Query(ge=1, description="the last id of the page before")]
 
@@ -34,16 +32,11 @@ def audit_router(desk: Desk, needs: Needs) -> APIRouter:
         who: Administrator = read,
     ) -> dict[str, Any]:
         """Newest first."""
-        query = select(audit).order_by(audit.c.number.desc()).limit(limit + 1)
-        if after is not None:
-            query = query.where(audit.c.number < after)
-        if who.tenant is not None:
-            query = query.where(audit.c.tenant == who.tenant)
-        for column, value in ((audit.c.action, action), (audit.c.object, object)):
-            if value is not None:
-                query = query.where(column == value)
         async with desk.database.read() as connection:
-            rows = [_shown(row) for row in (await connection.execute(query)).mappings()]
+            found = await log.page(
+                connection, tenant=who.tenant, action=action, object=object, before=after, limit=limit + 1
+            )
+        rows = [_shown(row) for row in found]
         return listing(rows[:limit], has_more=len(rows) > limit)
 
     @router.get("/head")

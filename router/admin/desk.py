@@ -17,16 +17,14 @@ from typing import Annotated, Any
 from fastapi import Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
-from sqlalchemy import ColumnElement, Table, delete, insert, select
 
 from router.admin.access import Administrator
 from router.errors import BadRequest, Conflict, UnknownObject
+from router.store import replays
 from router.store.database import Database
 from router.store.edits import Edit, edit
-from router.store.pages import page
-from router.store.schema import idempotency
+from router.store.records import Table, list_page, owner, read_one
 
-_KEPT_S = 86_400.0
 _INTERNAL = frozenset(("mac", "revision"))
 _LONGEST_KEY = 255
 
@@ -61,9 +59,7 @@ class Desk:
 
     async def one(self, table: Table, object_id: str, who: Administrator) -> dict[str, Any]:
         """Raises UnknownObject, also for what belongs to a tenant the administrator may not see."""
-        async with self.database.read() as connection:
-            found = (await connection.execute(select(table).where(table.c.id == object_id))).mappings().first()
-        row = None if found is None else dict(found)
+        row = await read_one(self.database, table, object_id)
         if row is None or not who.of(owner(table, row)):
             raise UnknownObject(f"There is no {table.name.rstrip('s')} {object_id[:80]!r}.")
         return row
@@ -79,15 +75,9 @@ class Desk:
         **equal: object,
     ) -> dict[str, Any]:
         """`equal`: columns and the values they must have; None: any."""
-        where: list[ColumnElement[bool]] = [
-            table.c[name] == value for name, value in equal.items() if value is not None
-        ]
-        if who.tenant is not None:
-            where.append((table.c.id if table.name == "tenants" else table.c.tenant) == who.tenant)
-        if not archived and "archived_at" in table.c:
-            where.append(table.c.archived_at.is_(None))
-        async with self.database.read() as connection:
-            rows, has_more = await page(connection, table, where=where, after=after, limit=limit)
+        rows, has_more = await list_page(
+            self.database, table, tenant=who.tenant, equal=equal, archived=archived, after=after, limit=limit
+        )
         return listing([shown(table, row) for row in rows], has_more=has_more)
 
     # -- changing
@@ -104,26 +94,14 @@ class Desk:
             raise BadRequest("Idempotency-Key must have 1 to 255 characters.", param="Idempotency-Key")
         digest = hashlib.sha256(f"{request.method} {request.url.path}\n".encode() + await request.body()).digest()
         async with self.edit(who) as edit:
-            if key is not None:
-                before = await self._answered(edit, who, key, digest)
-                if before is not None:
-                    return before
+            before = None if key is None else await replays.find(edit, key, digest)
+            if before is not None:
+                return JSONResponse(json.loads(before.body), before.status, {"idempotent-replayed": "true"})
             answer = await build(edit)
             if key is not None:
                 kept = json.dumps({**answer, "key": None} if "key" in answer else answer)
-                row = {"actor": who.actor, "key": key, "request": digest, "status": 201, "body": kept, "at": edit.at}
-                await edit.connection.execute(insert(idempotency).values(row))
+                await replays.keep(edit, key, digest, replays.Answered(201, kept))
         return JSONResponse(answer, 201)
-
-    async def _answered(self, edit: Edit, who: Administrator, key: str, digest: bytes) -> JSONResponse | None:
-        await edit.connection.execute(delete(idempotency).where(idempotency.c.at < edit.at - _KEPT_S))
-        mine = (idempotency.c.actor == who.actor, idempotency.c.key == key)
-        found = (await edit.connection.execute(select(idempotency).where(*mine))).mappings().first()
-        if found is None:
-            return None
-        if bytes(found["request"]) != digest:
-            raise Conflict("This Idempotency-Key was used for another request.", code="idempotency_key_reused")
-        return JSONResponse(json.loads(found["body"]), found["status"], {"idempotent-replayed": "true"})
 
     async def change(
         self, table: Table, object_id: str, who: Administrator, values: Mapping[str, Any], *, action: str = "update"
@@ -147,12 +125,6 @@ class Desk:
 
 def noun(table: Table) -> str:
     return table.name.rstrip("s")
-
-
-def owner(table: Table, row: Mapping[str, Any]) -> str | None:
-    """The tenant it belongs to; None: nobody's."""
-    tenant: str | None = row["id"] if table.name == "tenants" else row.get("tenant")
-    return tenant
 
 
 def shown(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:

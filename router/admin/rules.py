@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, StringConstraints
-from sqlalchemy import ColumnElement, Table, select
 
 from router.admin.access import Administrator, Needs
 from router.admin.desk import After, Archived, Body, Desk, Limit, shown
@@ -16,6 +15,7 @@ from router.admin.tenants import without_none
 from router.errors import BadRequest, Conflict, Forbidden, UnknownObject
 from router.store.edits import Edit
 from router.store.ids import COST, LIMIT, PRICE, new_id
+from router.store.records import Table, succeed
 from router.store.schema import TOKEN_CLASSES, instance_costs, keys, limits, prices, projects, tenants
 
 _WINDOW = re.compile(r"([1-9]\d{0,4}[smhd]|month)\Z")
@@ -128,10 +128,9 @@ def prices_router(desk: Desk, needs: Needs) -> APIRouter:
             await desk.one(tenants, body.tenant, who)
 
         async def build(edit: Edit) -> dict[str, Any]:
-            same = [prices.c.model == body.model, prices.c.currency == body.currency]
-            same.append(prices.c.tenant.is_(None) if body.tenant is None else prices.c.tenant == body.tenant)
+            same = {"model": body.model, "currency": body.currency, "tenant": body.tenant}
             begins = edit.at if body.valid_from is None else body.valid_from
-            ends = await _succeed(edit, prices, same, begins)
+            ends = await succeed(edit, prices, same, begins)
             per_million = {name: str(price) for name, price in body.per_million.items()}
             row = body.model_dump() | {"id": new_id(PRICE), "per_million": per_million}
             return shown(
@@ -168,7 +167,7 @@ def costs_router(desk: Desk, needs: Needs) -> APIRouter:
 
         async def build(edit: Edit) -> dict[str, Any]:
             begins = edit.at if body.valid_from is None else body.valid_from
-            ends = await _succeed(edit, instance_costs, [instance_costs.c.instance == body.instance], begins)
+            ends = await succeed(edit, instance_costs, {"instance": body.instance}, begins)
             row = body.model_dump() | {"id": new_id(COST), "valid_from": begins, "valid_to": ends}
             return _in_text(shown(instance_costs, await edit.insert(instance_costs, "instance_cost.create", row)))
 
@@ -182,21 +181,6 @@ def costs_router(desk: Desk, needs: Needs) -> APIRouter:
         return found | {"data": [_in_text(row) for row in found["data"]]}
 
     return router
-
-
-async def _succeed(edit: Edit, table: Table, same: list[ColumnElement[bool]], begins: float) -> float | None:
-    """Ends the version that holds at `begins` there. Returns when the next one begins, if one does already."""
-    found = await edit.connection.execute(select(table).where(*same).order_by(table.c.valid_from))
-    ends = None
-    for row in found.mappings():
-        if row["valid_from"] == begins:
-            raise Conflict("A version begins at that time already.")
-        if row["valid_from"] > begins:
-            ends = row["valid_from"]
-            break
-        if row["valid_to"] is None or row["valid_to"] > begins:
-            await edit.update(table, f"{table.name.rstrip('s')}.end", dict(row), {"valid_to": begins})
-    return ends
 
 
 def _check_limit(body: NewLimit) -> None:

@@ -52,6 +52,25 @@ async def head(connection: AsyncConnection) -> Head:
     return Head(0, _BEGINNING.hex()) if found is None else Head(found.number, bytes(found.mac).hex())
 
 
+async def page(
+    connection: AsyncConnection,
+    *,
+    tenant: str | None = None,
+    action: str | None = None,
+    object: str | None = None,
+    before: int | None = None,
+    limit: int = 20,
+) -> list[dict[str, Any]]:
+    """The newest rows, those before number `before` if that is given."""
+    query = select(audit).order_by(audit.c.number.desc()).limit(limit)
+    if before is not None:
+        query = query.where(audit.c.number < before)
+    for column, value in ((audit.c.tenant, tenant), (audit.c.action, action), (audit.c.object, object)):
+        if value is not None:
+            query = query.where(column == value)
+    return [dict(row) for row in (await connection.execute(query)).mappings()]
+
+
 async def verify(connection: AsyncConnection, secret: bytes, *, kept: Head | None = None) -> Verdict:
     """From the first row to the last. `kept`: a head that was exported before."""
     mac, number = _BEGINNING, 0
