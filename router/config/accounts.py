@@ -88,7 +88,10 @@ class Oidc(Section):
     algorithms: tuple[Literal["RS256", "PS256", "ES256", "EdDSA"], ...] = ("RS256", "ES256")
     """Others are refused, whatever a token says."""
     scope_claim: Text = "scope"
-    """Which claim holds the scopes, as a list or separated by blanks: admin:read, admin:write …"""
+    """Which claim holds the scopes, as a list or separated by blanks: tenants:read, keys:write …, or *."""
+    tenant_claim: Text | None = None
+    """Which claim holds the id of the one tenant whose things the token may see; a token without it is refused then.
+    By default tokens are for all tenants."""
 
 
 class AdminAuth(Section):
