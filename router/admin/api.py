@@ -13,6 +13,7 @@ from router.admin.desk import Desk
 from router.admin.live import health_router, live_router
 from router.admin.projects import projects_router
 from router.admin.rules import costs_router, limits_router, prices_router
+from router.admin.shims.litellm import litellm_router
 from router.admin.tenants import tenants_router
 from router.core import Live
 
@@ -36,6 +37,7 @@ def create_app(live: Live, desk: Desk | None = None, access: Access = OPEN, *, m
     app.include_router(live_router(live, needs), prefix=_PREFIX)
     if desk is not None:
         app.include_router(_accounts(desk, needs), prefix=_PREFIX)
+        app.include_router(litellm_router(desk, needs, live))
     return app
 
 

@@ -52,7 +52,7 @@ def keys_router(desk: Desk, needs: Needs) -> APIRouter:
         tenant = await _tenant_of(desk, body, who)
 
         async def build(edit: Edit) -> dict[str, Any]:
-            return await _insert(desk, edit, "key.create", {**body.model_dump(), "tenant": tenant})
+            return await insert_key(desk, edit, {**body.model_dump(), "tenant": tenant})
 
         return await desk.create(request, who, build)
 
@@ -74,7 +74,7 @@ def keys_router(desk: Desk, needs: Needs) -> APIRouter:
     @router.patch("/{key_id}")
     async def change(key_id: str, body: ChangedKey, who: Administrator = write) -> dict[str, Any]:
         """`models` and `expires_at` may be set to null."""
-        await _not_above(desk, key_id, who)
+        await not_above(desk, key_id, who)
         given = body.given()
         if None in (given.get("name", ""), given.get("metadata", {})):
             raise BadRequest("name and metadata cannot be null.")
@@ -83,7 +83,7 @@ def keys_router(desk: Desk, needs: Needs) -> APIRouter:
     @router.delete("/{key_id}")
     async def revoke(key_id: str, who: Administrator = write) -> dict[str, Any]:
         """It is refused everywhere within seconds; what runs goes on."""
-        before = await _not_above(desk, key_id, who)
+        before = await not_above(desk, key_id, who)
         now = desk.clock()
         if before["revoked_at"] is not None and before["revoked_at"] <= now:
             return shown(keys, before)
@@ -92,13 +92,13 @@ def keys_router(desk: Desk, needs: Needs) -> APIRouter:
     @router.post("/{key_id}/rotate", status_code=201)
     async def rotate(request: Request, key_id: str, body: Rotation, who: Administrator = write) -> Response:
         """A new key in the place of this one, which works for `grace_s` more."""
-        before = await _not_above(desk, key_id, who)
+        before = await not_above(desk, key_id, who)
         if before["revoked_at"] is not None:
             raise Conflict("The key is revoked, or replaced already.")
 
         async def build(edit: Edit) -> dict[str, Any]:
             taken = ("name", "kind", "tenant", "project", "scopes", "models", "expires_at", "metadata")
-            answer = await _insert(desk, edit, "key.create", {name: before[name] for name in taken})
+            answer = await insert_key(desk, edit, {name: before[name] for name in taken})
             ends = {"revoked_at": edit.at + body.grace_s, "replaced_by": answer["id"]}
             await edit.update(keys, "key.rotate", before, ends)
             return answer
@@ -108,10 +108,11 @@ def keys_router(desk: Desk, needs: Needs) -> APIRouter:
     return router
 
 
-async def _insert(desk: Desk, edit: Edit, action: str, values: dict[str, Any]) -> dict[str, Any]:
+async def insert_key(desk: Desk, edit: Edit, values: dict[str, Any]) -> dict[str, Any]:
+    """The new row, with its `key`."""
     key = made.new_key(values["kind"])
     secret = {"shown": made.shown(key), "mac": made.key_mac(desk.pepper, key)}
-    row = await edit.insert(keys, action, {"id": new_id(KEY), **values, **secret})
+    row = await edit.insert(keys, "key.create", {"id": new_id(KEY), **values, **secret})
     return {**shown(keys, row), "key": key}
 
 
@@ -143,7 +144,7 @@ async def _tenant_of_admin(desk: Desk, body: NewKey, who: Administrator) -> str 
     return body.tenant
 
 
-async def _not_above(desk: Desk, key_id: str, who: Administrator) -> dict[str, Any]:
+async def not_above(desk: Desk, key_id: str, who: Administrator) -> dict[str, Any]:
     """Nobody touches a key that may do more than they. Raises UnknownObject, Forbidden."""
     row = await desk.one(keys, key_id, who)
     if not all(who.may(scope) for scope in row["scopes"]):

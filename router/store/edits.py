@@ -46,6 +46,12 @@ class Edit:
         await self.note(action, row["id"], tenant=_tenant(table, row), before=None, after=row)
         return await self._read(table, row["id"])
 
+    async def find(self, table: Table, **equal: object) -> dict[str, Any] | None:
+        """The row that has these values and is not archived, if there is one."""
+        where = [table.c[name] == value for name, value in {**equal, "archived_at": None}.items()]
+        found = (await self.connection.execute(select(table).where(*where))).mappings().first()
+        return None if found is None else dict(found)
+
     async def update(self, table: Table, action: str, before: Row, values: Row) -> dict[str, Any]:
         """The row after it. Nothing is written or noted where nothing is different."""
         different = {name: value for name, value in values.items() if before[name] != value}
