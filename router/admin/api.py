@@ -21,8 +21,13 @@ OPEN = Access(None, pepper=b"")
 _PREFIX = "/admin/v1"
 
 
-def create_app(live: Live, desk: Desk | None = None, access: Access = OPEN, *, metrics_open: bool = True) -> FastAPI:
-    """The ASGI application. `desk`: None where there is no database, and then no tenants, keys and reports."""
+def create_app(
+    live: Live | None, desk: Desk | None = None, access: Access = OPEN, *, metrics_open: bool = True
+) -> FastAPI:
+    """The ASGI application.
+
+    live: None where no gateway runs. desk: None where there is no database, and then no tenants, keys and reports.
+    """
     app = FastAPI(
         title="warmroute admin",
         version=__version__,
@@ -33,8 +38,9 @@ def create_app(live: Live, desk: Desk | None = None, access: Access = OPEN, *, m
     )
     render_errors(app)
     needs = Needs(access)
-    app.include_router(health_router(live, [] if metrics_open else [needs("fleet:read", all_tenants=True)]))
-    app.include_router(live_router(live, needs), prefix=_PREFIX)
+    if live is not None:
+        app.include_router(health_router(live, [] if metrics_open else [needs("fleet:read", all_tenants=True)]))
+        app.include_router(live_router(live, needs), prefix=_PREFIX)
     if desk is not None:
         app.include_router(_accounts(desk, needs), prefix=_PREFIX)
         app.include_router(litellm_router(desk, needs, live))

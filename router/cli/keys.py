@@ -26,7 +26,7 @@ def create(
     model: Annotated[list[str] | None, typer.Option(help="The only one it may use. Repeat for more.")] = None,
     admin_scope: Annotated[
         list[str] | None,
-        typer.Option(help="Makes it a key for the admin API: * or e.g. reports:read. Repeat for more."),
+        typer.Option(help="Makes it one for the admin API: * or e.g. reports:read. Repeat for more."),
     ] = None,
     tenant: Annotated[
         str | None, typer.Option(metavar="ID|NAME", help="Of a key for the admin API: the only one it sees.")

@@ -17,7 +17,6 @@ from router.admin.api import create_app
 from router.admin.desk import Desk
 from router.cli.figures import terminal, write_json
 from router.cli.options import read_config
-from router.core import Live
 from router.errors import WarmrouteError
 
 _PAGE = 100
@@ -67,7 +66,7 @@ def run(config: Path | None, work: Any) -> Any:
         desk = Desk(database, audit_secret=state.audit_secret(found, folder), pepper=state.pepper(found, folder))
         access = Access.of("cli")
         try:
-            transport = httpx.ASGITransport(create_app(_NotRunning(), desk, access))
+            transport = httpx.ASGITransport(create_app(None, desk, access))
             async with httpx.AsyncClient(transport=transport, base_url="http://warmroute") as client:
                 return await work(Office(client))
         finally:
@@ -94,7 +93,3 @@ def _plain(value: object) -> str:
     if value is None:
         return "-"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-class _NotRunning(Live):
-    """No gateway runs here: nothing is asked of it."""

@@ -25,7 +25,7 @@ _PROJECT = ("id", "name", "tenant")
 def create_tenant(
     name: Name,
     isolation: Annotated[
-        str, typer.Option(help="Whose caches it shares: tenant, key, shared or group:NAME.")
+        str, typer.Option(help="Who shares its caches: tenant, key, shared or group:NAME.")
     ] = "tenant",
     config: ConfigFile = None,
     json: JsonFile = None,

@@ -68,7 +68,7 @@ class DeleteTeams(Body):
     team_ids: list[str] = Field(max_length=100)
 
 
-def litellm_router(desk: Desk, needs: Needs, live: Live) -> APIRouter:
+def litellm_router(desk: Desk, needs: Needs, live: Live | None) -> APIRouter:
     router = APIRouter(tags=["litellm"])
     _keys(router, desk, needs)
     _teams(router, desk, needs)
@@ -76,7 +76,7 @@ def litellm_router(desk: Desk, needs: Needs, live: Live) -> APIRouter:
     @router.get("/model/info", dependencies=[needs("fleet:read", all_tenants=True)])
     async def models() -> dict[str, Any]:
         """The models that are served."""
-        served = (await live.readiness())["models"]
+        served = [] if live is None else (await live.readiness())["models"]
         return {"data": [{"model_name": name, "litellm_params": {"model": name}, "model_info": {}} for name in served]}
 
     return router
@@ -174,12 +174,12 @@ async def _default_project(desk: Desk, edit: Edit, team: dict[str, Any]) -> dict
 
 
 def _tenant_of(name: str, metadata: dict[str, str]) -> dict[str, Any]:
-    chosen = {"isolation": "tenant", "priority": 0, "steers": False, "instance_labels": {}}
+    chosen: dict[str, Any] = {"isolation": "tenant", "priority": 0, "steers": False, "instance_labels": {}}
     return {"id": new_id(TENANT), "name": name, "metadata": metadata, **chosen}
 
 
 def _key_of(body: Generate, project: dict[str, Any], expires: float | None) -> dict[str, Any]:
-    belongs = {"tenant": project["tenant"], "project": project["id"], "kind": "inference", "scopes": []}
+    belongs: dict[str, Any] = {"tenant": project["tenant"], "project": project["id"], "kind": "inference", "scopes": []}
     said = {"name": body.key_alias, "models": body.models or None, "expires_at": expires, "metadata": body.metadata}
     return belongs | said
 
