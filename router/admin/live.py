@@ -84,10 +84,12 @@ def _inspection(router: APIRouter, live: Live, needs: Needs) -> None:
         dependencies=decisions,
     )
     async def explain(
-        request: Request, path: Annotated[Path, Query(description="the route the body is meant for")] = _CHAT
+        request: Request,
+        path: Annotated[Path, Query(description="the route the body is meant for")] = _CHAT,
+        tenant: Annotated[str | None, Query(description="whose request it would be: id or name")] = None,
     ) -> dict[str, Any]:
         """Where an OpenAI request body would go now: every candidate with the parts of its cost. Sends nothing."""
-        return await live.explain(path, await request.body())
+        return await live.explain(path, await request.body(), tenant)
 
     @router.get("/requests", tags=["decisions"], dependencies=decisions)
     async def requests(limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class Office:
         """The id of what has this id or name. Raises WarmrouteError where there is none, or several."""
         found = [row["id"] for row in await self.everything(path, **query) if name in (row["id"], row["name"])]
         if len(found) != 1:
-            raise WarmrouteError(f"There {'are several' if found else 'is no'} {path.strip('/')} {name!r}.")
+            raise WarmrouteError(f"There {'are several' if found else 'is none'} of {path.strip('/')} named {name!r}.")
         return str(found[0])
 
 
@@ -90,6 +90,6 @@ def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, json: Pat
 
 
 def _plain(value: object) -> str:
-    if value is None:
+    if value in (None, [], {}):
         return "-"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -180,7 +180,12 @@ def _tenant_of(name: str, metadata: dict[str, str]) -> dict[str, Any]:
 
 def _key_of(body: Generate, project: dict[str, Any], expires: float | None) -> dict[str, Any]:
     belongs: dict[str, Any] = {"tenant": project["tenant"], "project": project["id"], "kind": "inference", "scopes": []}
-    said = {"name": body.key_alias, "models": body.models or None, "expires_at": expires, "metadata": body.metadata}
+    said: dict[str, Any] = {
+        "name": body.key_alias,
+        "models": body.models or None,
+        "expires_at": expires,
+        "metadata": body.metadata,
+    }
     return belongs | said
 
 
@@ -197,7 +202,13 @@ async def _bound(edit: Edit, level: str, owner: str, body: _Bounds) -> None:
     ]
     for measure, duration, amount, currency in wanted:
         if amount is not None:
-            row = {"id": new_id(LIMIT), "level": level, "owner": owner, "measure": measure, "window": duration}
+            row: dict[str, Any] = {
+                "id": new_id(LIMIT),
+                "level": level,
+                "owner": owner,
+                "measure": measure,
+                "window": duration,
+            }
             row |= {"amount": amount, "weights": {}, "currency": currency, "without_redis": "local_share"}
             await edit.insert(limits, "limit.create", row)
 

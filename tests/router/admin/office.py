@@ -33,8 +33,11 @@ class Office:
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://admin")
 
     async def call(self, method: str, path: str, *, key: str | None = BOOTSTRAP, **how: Any) -> httpx.Response:
+        return await self.ask(method, f"/admin/v1{path}", key=key, **how)
+
+    async def ask(self, method: str, path: str, *, key: str | None = BOOTSTRAP, **how: Any) -> httpx.Response:
         headers = {**how.pop("headers", {}), **({} if key is None else {"authorization": f"Bearer {key}"})}
-        return await self.client.request(method, f"/admin/v1{path}", headers=headers, **how)
+        return await self.client.request(method, path, headers=headers, **how)
 
     async def make(self, path: str, key: str = BOOTSTRAP, **fields: Any) -> dict[str, Any]:
         self.at += 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.router.admin.office import BOOTSTRAP, Office, opened
+from tests.router.admin.office import Office, opened
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ async def office(tmp_path: Path) -> AsyncIterator[Office]:
 
 
 async def _call(office: Office, method: str, path: str, **how: Any) -> Any:
-    answer = await office.client.request(method, path, headers={"authorization": f"Bearer {BOOTSTRAP}"}, **how)
+    answer = await office.ask(method, path, **how)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -67,7 +67,7 @@ async def test_a_key_is_regenerated_and_deleted(office: Office) -> None:
     "body", [{"soft_budget": 1}, {"duration": "soon"}, {"budget_duration": "30d"}, {"rpm_limit": -1}]
 )
 async def test_what_is_not_kept_is_refused_by_name(office: Office, body: dict[str, Any]) -> None:
-    answer = await office.client.post("/key/generate", headers={"authorization": f"Bearer {BOOTSTRAP}"}, json=body)
+    answer = await office.ask("POST", "/key/generate", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == next(iter(body))
 
