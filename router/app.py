@@ -31,7 +31,7 @@ import uvloop
 
 from router import __version__, life, plugins
 from router.admin import serve as admin_process
-from router.admin.serve import AdminServer
+from router.admin.serve import AdminServer, AdminSettings
 from router.config import Auth, Config, Listen, ListenTls, PolicyChoice, WaitingRoom
 from router.config.listen import asks_for_certificates, is_loopback
 from router.core import Instance, Outcome, Placement, Policy
@@ -64,7 +64,7 @@ from router.serving.identity import Identity, IdentityHeader
 from router.serving.models import Models
 from router.serving.proxy import Proxy
 from router.serving.tools_order import ToolsOrder
-from router.state import deployment_secret, open_store, pepper
+from router.state import audit_secret, deployment_secret, open_store, pepper, store_url
 from router.store.database import Database
 from router.store.pseudonyms import pseudonym
 from router.telemetry import Telemetry, log_access
@@ -403,7 +403,7 @@ class Running:
         self.admin_url = None
         admin = self._config.admin
         if self._admin == "inline":
-            server = AdminServer(self.live, host=admin.host, port=admin.port, tls=_server_tls(admin.tls))
+            server = AdminServer(self.live, admin_settings(self._config))
             port = await server.start()
             self._at_end(server.stop)
         elif self._admin == "process":
@@ -425,7 +425,7 @@ class Running:
         admin = self._config.admin
         process = context.Process(
             target=admin_process.run,
-            args=(str(path), admin.host, admin.port, there, _server_tls(admin.tls)),
+            args=(str(path), admin_settings(self._config), there),
             daemon=True,
         )
         process.start()
@@ -533,6 +533,23 @@ def identity_header(auth: Auth) -> IdentityHeader | None:
         return None
     peers = TrustedProxies(map(ipaddress.ip_network, auth.header.peers)) if auth.header.peers else None
     return IdentityHeader(auth.header.name.encode(), peers)
+
+
+def admin_settings(config: Config) -> AdminSettings:
+    admin, folder = config.admin, config.make_state_dir()
+    auth = admin.auth
+    return AdminSettings(
+        host=admin.host,
+        port=admin.port,
+        tls=_server_tls(admin.tls),
+        database_url=store_url(config, folder),
+        pepper=pepper(config, folder),
+        audit_secret=audit_secret(config, folder),
+        bootstrap_key=None if auth.bootstrap_key is None else auth.bootstrap_key.get_secret_value(),
+        open=is_loopback(admin.host) or asks_for_certificates(admin.tls),
+        metrics_open=auth.metrics_open,
+        oidc=None if auth.oidc is None else auth.oidc.model_dump(),
+    )
 
 
 def room_settings(settings: WaitingRoom) -> tuple[RoomRule, RoomLimits]:
