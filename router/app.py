@@ -97,6 +97,7 @@ class Running:
     url: str
     admin_url: str | None
     live: LiveView
+    store: Database
     _server: Server
 
     def __init__(
@@ -137,9 +138,9 @@ class Running:
         dice = self._dice = random.Random()
         state = config.make_state_dir()
         secret, key_pepper = deployment_secret(state), pepper(config, state)
-        store = await open_store(config, state)
-        self._at_end(store.aclose)
-        identity = await self._identify(store, key_pepper)
+        self.store = await open_store(config, state)
+        self._at_end(self.store.aclose)
+        identity = await self._identify(key_pepper)
         executor = ThreadPoolExecutor(1, "tokenize")
         self._at_end(lambda: executor.shutdown(wait=False, cancel_futures=True))
 
@@ -262,14 +263,14 @@ class Running:
         gc.collect()
         gc.freeze()  # what was built at the start is not looked at again by every collection
 
-    async def _identify(self, store: Database, key_pepper: bytes) -> Identity | None:
+    async def _identify(self, key_pepper: bytes) -> Identity | None:
         """None: nobody is asked who they are."""
         config = self._config
         auth, listen = config.auth, config.listen
         if auth.mode == "open":
             return None
         callers = Callers(
-            store,
+            self.store,
             pepper=key_pepper,
             salt_of=lambda domain: None,  # until salts are made: nothing keeps caches apart
             refresh_s=auth.refresh_s,

@@ -112,8 +112,8 @@ async def answer_ok(exchange: Exchange) -> None:
 class Engine:
     """`ports`: its event publishers, one a rank as a rule; none: it publishes nothing, and has one rank.
 
-    `seen` holds the completion requests that came, in order. `started_at`, `asleep` and `capacity_tokens` show in its
-    metrics and may be changed while it runs. With `tls` it speaks https.
+    `seen` holds the completion requests that came, in order, `heard` all requests, as bytes. `started_at`, `asleep` and
+    `capacity_tokens` show in its metrics and may be changed while it runs. With `tls` it speaks https.
     """
 
     def __init__(
@@ -132,6 +132,7 @@ class Engine:
         self.ports = [EventPort()] if ports is None else list(ports)
         self.seen: list[Exchange] = []
         self.asked: list[str] = []  # every path but those
+        self.heard: list[bytes] = []
         self.started_at = 1_700_000_000.25
         self.asleep = False
         self.block_size = block_size
@@ -173,6 +174,7 @@ class Engine:
         head = (await reader.readuntil(b"\r\n\r\n"))[:-4]
         exchange = Exchange(head, b"", reader, writer)
         exchange.body = await reader.readexactly(int(exchange.headers.get("content-length", 0)))
+        self.heard.append(head + b"\r\n\r\n" + exchange.body)
         if exchange.path in _COMPLETIONS:
             self.seen.append(exchange)
             await self.script(exchange)

@@ -57,7 +57,7 @@ def test_from_nothing_to_a_key_that_is_revoked(folder: Path, capsys: pytest.Capt
 def test_keys_are_hashed_with_the_pepper_of_the_gateway(folder: Path) -> None:
     made = _made(folder, "keys", "create", "boss", "--admin-scope", "*")
     pepper = (folder / "state" / "pepper").read_bytes()
-    database = (folder / "state" / "warmroute.db").read_bytes()
+    database = (folder / "state" / "warmroute.sqlite").read_bytes()
     wal = folder / "state" / "warmroute.db-wal"
     held = database + (wal.read_bytes() if wal.exists() else b"")
     assert key_mac(pepper, made["key"]) in held
