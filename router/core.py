@@ -92,8 +92,12 @@ class HitRule(msgspec.Struct, frozen=True):
     drop_tokens: int = 0
     minimum_tokens: int = 0
 
-    def usable(self, held_tokens: int, prompt_tokens: int) -> int:
-        """Tokens the engine will reuse of `held_tokens` it holds. At least one prompt token is always computed."""
+    def usable(self, held_tokens: int, prompt_tokens: int, confidence: float = 1.0) -> int:
+        """Tokens the engine will reuse of `held_tokens` it is thought to hold: doubt shortens the prefix, then the rule
+        applies. At least one prompt token is always computed.
+        """
+        if confidence < 1:
+            held_tokens = int(held_tokens * confidence)
         held = held_tokens if held_tokens < prompt_tokens else prompt_tokens - 1
         usable = held // self.alignment_tokens * self.alignment_tokens - self.drop_tokens
         return usable if usable >= self.minimum_tokens and usable > 0 else 0
@@ -200,6 +204,30 @@ class EventBatch(msgspec.Struct, frozen=True, gc=False):
     rank: int | None = None  # as the batch itself says; None when it doesn't
     at: float | None = None  # the engine's wall clock, seconds
     skipped: int = 0  # events that could not be understood, or that must not earn credit
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Who asks
+
+
+class Caller(msgspec.Struct, frozen=True, gc=False):
+    """Whom a request is from, as its key says. Made once a key, when keys are read, and not for each request.
+
+    The empty one is everybody's where the gateway runs open.
+    """
+
+    tenant: str = ""  # ids: ten_…, proj_…, key_…
+    project: str = ""
+    key: str = ""
+    domain: str = ""  # of isolation: caches are never shared across it
+    salt: str | None = None  # what engines are told as cache_salt; None: nothing keeps caches apart
+    models: frozenset[str] | None = None  # public names it may use; None: all
+    priority: int = 0  # of its requests by default, and the highest they may ask for
+    steers: bool = False  # may set the fields that steer an engine
+    labels: Mapping[str, str] = {}  # of the engines it must be placed on
+
+
+OPEN = Caller()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -402,6 +430,9 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     retry_after_s: float | None = None  # when the engine said it may be asked again
     asked_model: str = ""  # the name the client gave, if that is a split and `model` the arm that was chosen
     resumed: int = 0  # engines that went on with its stream where one had broken off
+    caller: Caller = OPEN
+    tags: tuple[str, ...] = ()  # as the client named them
+    end_user: str = ""  # a pseudonym
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -438,8 +469,11 @@ class Live(Protocol):
         """One row an (instance, rank): state, load, bookings, index, confidence, hit rate, TTFT."""
         ...
 
-    async def explain(self, path: str, body: bytes) -> dict[str, Any]:
-        """The decision for an OpenAI request body, without sending it."""
+    async def explain(self, path: str, body: bytes, tenant: str | None = None) -> dict[str, Any]:
+        """The decision for an OpenAI request body, without sending it; as for a tenant (id or name), if one is given.
+
+        Raises BadRequest for a tenant that does not exist.
+        """
         ...
 
     async def parity(self, model: str | None) -> list[dict[str, Any]]:

@@ -5,6 +5,9 @@
     ├── ClientError                   the client's request is at fault               4xx
     │   ├── BadRequest                  400 invalid_request_error
     │   ├── Unauthenticated             401
+    │   ├── Forbidden                   403 a valid key that may not do this
+    │   ├── RateLimited                 429 too many requests or tokens for now; Retry-After
+    │   ├── BudgetExceeded              429 the money of the window is spent; SDKs must not try again
     │   ├── UnknownModel                404 model_not_found
     │   ├── UnknownRoute                404
     │   ├── MethodNotAllowed            405
@@ -12,9 +15,11 @@
     │   ├── BodyTooLarge                413
     │   ├── UnsupportedEncoding         415
     │   ├── UnknownInstance             404 on the admin API
+    │   ├── UnknownObject               404 on the admin API: no tenant, project, key … of this id
     │   ├── Conflict                    409 on the admin API: not as things stand
     │   └── ClientGone                  499, never sent
     ├── ShuttingDown                  503 the gateway itself goes: nobody is at fault
+    ├── StoreUnavailable              503 what only the database knows is not known now
     └── EngineError                   an engine, or all of them, are at fault        5xx
         ├── NoEngine                    503 nobody can serve this model now
         ├── RoomFull                    503 more is waiting than can be served in time
@@ -81,6 +86,24 @@ class Unauthenticated(ClientError):
     code = "invalid_api_key"
 
 
+class Forbidden(ClientError):
+    status = 403
+    type = "permission_error"
+    code = "permission_denied"
+
+
+class RateLimited(ClientError):
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
+class BudgetExceeded(ClientError):
+    status = 429
+    type = "budget_exceeded"
+    code = "budget_exceeded"
+
+
 class UnknownModel(ClientError):
     status = 404
     code = "model_not_found"
@@ -121,6 +144,11 @@ class UnknownInstance(ClientError):
     code = "instance_not_found"
 
 
+class UnknownObject(ClientError):
+    status = 404
+    code = "not_found"
+
+
 class Conflict(ClientError):
     status = 409
     code = "conflict"
@@ -130,6 +158,12 @@ class ShuttingDown(WarmrouteError):
     status = 503
     type = "server_error"
     code = "shutting_down"
+
+
+class StoreUnavailable(WarmrouteError):
+    status = 503
+    type = "server_error"
+    code = "store_unavailable"
 
 
 class EngineError(WarmrouteError):

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import ByteSize, Field
 
+from router.config.accounts import AdminAuth
 from router.config.section import Section, text
 from router.config.values import KIB, MIB, File, ForwardedHeader, Network, Port, Seconds, Size, Text
 from router.tls import ServerTls
@@ -45,7 +46,7 @@ class Listen(Section):
     """The inference API: what clients take as base_url."""
 
     host: Text = "127.0.0.1"
-    """Address to listen on. Beyond loopback the engines are open to whoever reaches it: there are no client keys."""
+    """Address to listen on. Beyond loopback requests need keys (auth.mode)."""
     port: Port = 4000
     """TCP port; 0 takes a free one."""
     tls: ListenTls | None = None
@@ -92,11 +93,13 @@ class Admin(Section):
     """Metrics, readiness, explain and the live view."""
 
     host: Text = "127.0.0.1"
-    """Address to listen on. There is no login: keep it on loopback or inside the cluster."""
+    """Address to listen on. Beyond loopback it asks for an admin key (auth)."""
     port: Port = 4001
     """TCP port; 0 takes a free one."""
     tls: ListenTls | None = None
     """Makes it https://. With client_ca it has a login of a kind."""
+    auth: AdminAuth = AdminAuth()
+    """Who may use it."""
     enabled: bool = True
     """False: no admin API; the inference port is all there is."""
 

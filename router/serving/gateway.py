@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 
-from router.core import Ask, Booking, DeliveredSource, Finish, Outcome, Placement, Prompt
+from router.core import OPEN, Ask, Booking, Caller, DeliveredSource, Finish, Outcome, Placement, Prompt
 from router.errors import ClientError, EngineTimeout, WarmrouteError
 from router.http.messages import Request, header_lines
 from router.serving.attempt import Answer, Attempt
@@ -30,6 +30,8 @@ _UNKNOWN_MODEL = "unknown"  # what a client made up never becomes a label
 _OVER = "the time of the request is over"
 
 Listener = Callable[[Outcome], None]
+Pseudonym = Callable[[str, str], str]
+"""By what name a tenant's end user is kept."""
 Access = Callable[[Request], Listener]
 """Who notes a request: asked when it comes, so that it can look at the client, and told when it has ended."""
 
@@ -38,12 +40,13 @@ class Passage:
     """What has become of one request so far; at its end, its Outcome."""
 
     __slots__ = (
-        "access", "answered", "asked_model", "attempt", "attempts", "began", "booking", "call", "keep_alive", "prompt",
-        "queue_s", "started_at",
+        "access", "answered", "asked_model", "attempt", "attempts", "began", "booking", "call", "caller", "keep_alive",
+        "prompt", "queue_s", "started_at",
     )  # fmt: skip
 
-    def __init__(self, access: Listener | None) -> None:
+    def __init__(self, access: Listener | None, caller: Caller) -> None:
         self.access = access
+        self.caller = caller
         self.began = time.monotonic()
         self.started_at = time.time()
         self.asked_model = ""
@@ -74,7 +77,7 @@ class Passage:
         return Outcome(  # by position: two dozen keywords cost a struct five times as much
             reply.request_id,
             call.named.model.name if call is not None else _UNKNOWN_MODEL,
-            "",  # tenant
+            self.caller.tenant,
             booking.instance if booking is not None else None,
             booking.rank if booking is not None else None,
             status,
@@ -99,6 +102,9 @@ class Passage:
             retry_after_s,
             self.asked_model,
             call.transcript.resumed if call is not None and call.transcript is not None else 0,
+            self.caller,
+            call.tags if call is not None else (),
+            call.end_user if call is not None else "",
         )
 
 
@@ -128,6 +134,7 @@ class Gateway:
         retry_share: float = 0.1,
         on_fault: Callable[[str, str], None] = lambda model, fault: None,
         dice: random.Random | None = None,
+        pseudonym: Pseudonym = lambda tenant, end_user: "",
     ) -> None:
         """`retry_share`: of the requests, so many attempts may be made again. `on_fault`: told of a model whose engine
         failed before its first byte, and how (`failover.py`)."""
@@ -144,23 +151,29 @@ class Gateway:
         self._forwarded = TRACE_HEADERS.union(name.encode() for name in forward_headers)
         self.budget = RetryBudget(retry_share)
         self._quarantine = Quarantine()
+        self._pseudonym = pseudonym
         self._recovery = Recovery(
             self, models, proxy, self._quarantine, self.budget, on_fault=on_fault, dice=dice or random.Random()
         )
 
-    async def complete(self, request: Request, reply: Reply, path: str) -> None:
+    async def complete(self, request: Request, reply: Reply, path: str, caller: Caller = OPEN) -> None:
         """Answer a request, as a `Run`. Cancelling that is how a client's leaving is made known.
 
         `path`: as engines know it.
         """
-        passage = Passage(None if self._access is None else self._access(request))
+        passage = Passage(None if self._access is None else self._access(request), caller)
         try:
-            call = read_call(request, path, models=self._models, body_limit=self._body_limit, forwarded=self._forwarded)
+            call = read_call(
+                request,
+                path,
+                models=self._models,
+                body_limit=self._body_limit,
+                forwarded=self._forwarded,
+                caller=caller,
+            )
             if not isinstance(call, Call):
                 call = await asyncio.ensure_future(call)
-            if call.named.model.split:
-                passage.asked_model, call = call.named.model.name, self._of_arm(call)
-            passage.call = call
+            call = self._receive(call, passage)
             every_s = call.named.model.keep_alive_comments_s
             if every_s is not None and call.stream:
                 loop = asyncio.get_running_loop()
@@ -192,14 +205,20 @@ class Gateway:
             self._end(passage, passage.outcome(reply, status=200, finish="complete"))
             answer.deliver(reply)
 
-    def refuse(self, request: Request, reply: Reply, error: WarmrouteError) -> None:
+    def refuse(self, request: Request, reply: Reply, error: WarmrouteError, caller: Caller = OPEN) -> None:
         """Answer a request that did not come whole. It has an Outcome, as every other."""
-        self._fail(Passage(None if self._access is None else self._access(request)), reply, error)
+        self._fail(Passage(None if self._access is None else self._access(request), caller), reply, error)
 
-    def _of_arm(self, call: Call) -> Call:
+    def _receive(self, call: Call, passage: Passage) -> Call:
         """The call as one for the model that a split chooses. Raises NoEngine while that has not joined."""
+        if call.end_user:
+            call.end_user = self._pseudonym(call.caller.tenant, call.end_user)
         model = call.named.model
-        return call.asked_of(self._models.resolve(choose(model.split, model.name, call.session, call.fields)))
+        if model.split:
+            passage.asked_model = model.name
+            call = call.asked_of(self._models.resolve(choose(model.split, model.name, call.session, call.fields)))
+        passage.call = call
+        return call
 
     async def read_prompt(self, call: Call) -> Prompt:
         prompt = self._prompt_of(call)
