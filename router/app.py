@@ -9,12 +9,14 @@ What signals do to it is in `life.py`, what a new configuration changes in `relo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import ipaddress
 import logging
 import multiprocessing
 import os
 import random
+import resource
 import sys
 import tempfile
 import time
@@ -598,8 +600,16 @@ def run(config: Config, *, read_again: ReadAgain | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     config.prepare_process()
+    _allow_open_files()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     uvloop.run(_run(config, read_again))
+
+
+def _allow_open_files() -> None:
+    """As many as the system lets us have: a stream takes two, and the 1,024 of most shells are soon used up."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _run(config: Config, read_again: ReadAgain | None) -> None:

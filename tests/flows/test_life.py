@@ -678,6 +678,30 @@ async def test_what_runs_on_a_drained_engine_goes_on(site: Site, engine: HeldEng
     assert b"data: [DONE]" in await stream.whole()
 
 
+async def test_engines_that_are_all_replaced_serve_until_one_of_the_others_has_joined(
+    site: Site, engine: HeldEngine
+) -> None:
+    old, late = [await site.enter(HeldEngine()) for _ in range(2)]
+    for each in (engine, old, late):
+        each.holds = False
+    late.starting = True
+    client = await site.gateway({"url": engine.url}, {"url": old.url}, models=OWN)
+    site.write({"url": late.url}, models=OWN)
+    await reloaded(client)
+    assert {(await client.ask(body())).instance for _ in range(6)} == {at(engine), at(old)}
+    rows = (await client.http.get(f"{client.running.admin_url}/admin/v1/instances")).json()["data"]
+    assert [row["state"] for row in rows if row.get("leaving")] == ["ready", "ready"]
+
+    late.starting = False
+
+    async def has_moved() -> bool:
+        rows = await client.rows()
+        return {rows[f"{at(each)}/0"]["health"] for each in (engine, old)} == {"draining"}
+
+    await until(has_moved, what="the others are draining")
+    assert {(await client.ask(body())).instance for _ in range(3)} == {at(late)}
+
+
 async def test_what_the_operator_has_drained_stays_so_through_reloads(
     site: Site, engine: HeldEngine, behind: Name
 ) -> None:

@@ -14,7 +14,7 @@ import orjson
 
 from router.errors import WarmrouteError
 from router.serving.apis.api import Api, Fields, limit_of, session_of
-from router.serving.apis.messages_as_chat import MessagesAsChat
+from router.serving.apis.messages_as_chat import CountAsTokenize, MessagesAsChat
 from router.serving.apis.named_events import NamedEventRelay
 from router.serving.apis.plain import Light
 from router.serving.sse import EventRelay
@@ -78,7 +78,7 @@ class Messages(_Errors):
 
 
 class CountTokens(_Errors, Light):
-    pass
+    otherwise = CountAsTokenize()
 
 
 class MessagesRelay(NamedEventRelay):
