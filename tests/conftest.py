@@ -3,7 +3,10 @@
 import gc
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.certificates import Authority
 
 # The same examples every time: a suite that fails now and then tells nothing about the change at hand. To look further,
 # run with --hypothesis-profile=default and more examples.
@@ -22,3 +25,13 @@ def pytest_collection_finish() -> None:
     """What was imported and collected stays: no collection of the tests need look at it, nor those of the gateways."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def ca(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ca"), "ca")
+
+
+@pytest.fixture(scope="session")
+def other_ca(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("other-ca"), "other-ca")
