@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
@@ -379,7 +380,7 @@ class Running:
         await wire.start(path)
         self._at_end(wire.stop)
         context = multiprocessing.get_context("spawn")
-        here, there = context.Pipe(duplex=False)
+        here, there = context.Pipe()
         admin = self._config.admin
         process = context.Process(
             target=admin_process.run,
@@ -388,7 +389,7 @@ class Running:
         )
         process.start()
         there.close()
-        self._at_end(lambda: asyncio.to_thread(_end, process))
+        self._at_end(lambda: asyncio.to_thread(_end, process, here))
         answered = await asyncio.to_thread(here.poll, ADMIN_START_S)
         try:
             answer = here.recv() if answered else "it did not answer"
@@ -497,6 +498,7 @@ def http_limits(listen: Listen) -> Limits:
     return Limits(
         head_bytes=int(listen.max_head_bytes),
         headers=listen.max_headers,
+        connections=listen.max_connections,
         body_bytes=int(listen.max_body_bytes),
         keep_alive_s=listen.keep_alive_s,
         head_s=listen.head_s,
@@ -568,8 +570,9 @@ def _host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _end(process: BaseProcess) -> None:
-    process.terminate()
+def _end(process: BaseProcess, connection: Connection) -> None:
+    """`connection`: that the process lives by."""
+    connection.close()
     process.join(5)
     if process.is_alive():
         process.kill()

@@ -425,6 +425,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     events: int = 0  # stream events the client was sent: what stands for output tokens where there is no usage
     retry_after_s: float | None = None  # when the engine said it may be asked again
     asked_model: str = ""  # the name the client gave, if that is a split and `model` the arm that was chosen
+    resumed: int = 0  # engines that went on with its stream where one had broken off
     caller: Caller = OPEN
 
 
@@ -516,6 +517,8 @@ class Upstream(msgspec.Struct, frozen=True):
 
 class Adapter(Protocol):
     """The seam to one kind of engine: bytes in, plain nouns out (adapters/README.md).
+
+    An adapter may have `continues_messages = True`: its engines know `continue_final_message` in chats.
 
     All network calls raise `EngineUnreachable` or `EngineProtocolError` (router.errors), nothing of a library's own.
     """

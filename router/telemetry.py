@@ -226,6 +226,9 @@ class Telemetry:
         self._requests = Counts("warmroute_requests", "Requests that ended.", ("model", "finish", "status"))
         self._errors = Counts("warmroute_errors", "Requests that ended with an error.", ("model", "error"))
         self._retries = Counts("warmroute_retries", "Further attempts at a request.", ("model",))
+        self._resumed = Counts(
+            "warmroute_resumed_streams", "Streams that another engine went on with.", ("model", "finish")
+        )
         self._faults = Counts(
             "warmroute_engine_faults", "Attempts that an engine failed before its first byte.", ("model", "fault")
         )
@@ -265,6 +268,8 @@ class Telemetry:
         series.duration.add(outcome.took_s)
         if outcome.attempts > 1:
             self._retries.cell((outcome.model,)).count += outcome.attempts - 1
+        if outcome.resumed:
+            self._resumed.cell((outcome.model, outcome.finish)).count += 1
         if series.tokens is not None:
             series.tokens.add(outcome)
             self._queue.observe(outcome.queue_s, outcome.model)

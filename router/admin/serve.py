@@ -63,24 +63,28 @@ class AdminServer:
             await self._task
 
 
-def run(socket: str, host: str, port: int, ready: Connection, tls: ServerTls | None = None) -> None:
-    """The admin process: talks to relay and brain over the Unix socket `socket`, until SIGTERM."""
-    for number in (signal.SIGINT, signal.SIGHUP):  # they reach the whole group, and are the parent's: it ends us
+def run(socket: str, host: str, port: int, parent: Connection, tls: ServerTls | None = None) -> None:
+    """The admin process: talks to relay and brain over the Unix socket `socket`. Tells `parent` the port it has, or why
+    it has none; ends when the other end of that is closed, by whatever the parent ended of.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):  # they reach the whole group, and are the parent's
         signal.signal(number, signal.SIG_IGN)
-    asyncio.run(_serve(socket, host, port, ready, tls))
+    asyncio.run(_serve(socket, host, port, parent, tls))
 
 
-async def _serve(socket: str, host: str, port: int, ready: Connection, tls: ServerTls | None) -> None:
+async def _serve(socket: str, host: str, port: int, parent: Connection, tls: ServerTls | None) -> None:
     stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     client = WireClient(Path(socket))
     server = AdminServer(RemoteLive(client), host=host, port=port, tls=tls)
     try:
-        ready.send(await server.start())
+        parent.send(await server.start())
     except (OSError, SystemExit) as error:
-        ready.send(str(error) or f"port {port} cannot be opened")
+        parent.send(str(error) or f"port {port} cannot be opened")
         return
+    loop = asyncio.get_running_loop()
+    loop.add_reader(parent.fileno(), stop.set)  # nothing is ever sent this way: it has been closed
     gc.freeze()
     await stop.wait()
+    loop.remove_reader(parent.fileno())
     await server.stop()
     await client.aclose()

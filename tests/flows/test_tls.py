@@ -107,8 +107,9 @@ async def test_the_admin_api_over_tls_in_a_process_of_its_own(
             with pytest.raises(httpx.TransportError):
                 await client.get(url)
     finally:
-        process.terminate()
+        here.close()
         process.join(10)
+        process.kill()
         await wire.stop()
     assert process.exitcode == 0
 

@@ -186,7 +186,7 @@ async def test_in_a_process_of_its_own(tmp_path: Path) -> None:
     try:
         assert here.poll(20)
         port = here.recv()
-        for number in (signal.SIGINT, signal.SIGHUP):  # for the parent, and sent to the whole group
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):  # for the parent, and sent to the whole group
             os.kill(process.pid or 0, number)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
             assert (await client.post("/admin/v1/parity?model=m")).json()["data"] == [{"model": "m", "state": "EXACT"}]
@@ -197,7 +197,8 @@ async def test_in_a_process_of_its_own(tmp_path: Path) -> None:
             assert (await client.post("/admin/v1/instances/a/undrain")).status_code == 409
             assert (await client.post("/admin/v1/config/reload")).json()["needs_restart"] == ["listen.port"]
     finally:
-        process.terminate()
+        here.close()
         process.join(10)
+        process.kill()
         await wire.stop()
     assert process.exitcode == 0

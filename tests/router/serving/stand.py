@@ -214,7 +214,12 @@ class Stand:
         self._stack = AsyncExitStack()
 
     async def start(
-        self, *scripts: Script, body_limit: int = 1 << 20, model: Mapping[str, Any] | None = None, **edge: Any
+        self,
+        *scripts: Script,
+        body_limit: int = 1 << 20,
+        connections: int = 100,
+        model: Mapping[str, Any] | None = None,
+        **edge: Any,
     ) -> None:
         """`model`: what differs from the defaults of its `ServedModel`."""
         self.models.replace([self._model(**(model or {}))])
@@ -238,7 +243,8 @@ class Stand:
             receipts=receipts,
         )
         self.edge = Edge(self.gateway, self.models, readiness=edge.pop("readiness", self._ready), **edge)
-        server = await serve(self.edge, limits=Limits(write_buffer_bytes=4096))
+        limits = Limits(write_buffer_bytes=4096, connections=connections)
+        server = await serve(self.edge, limits=limits, refuser=self.edge.refuse)
         self._stack.callback(server.close)
         self.port = server.port
 
