@@ -30,6 +30,8 @@ _UNKNOWN_MODEL = "unknown"  # what a client made up never becomes a label
 _OVER = "the time of the request is over"
 
 Listener = Callable[[Outcome], None]
+Pseudonym = Callable[[str, str], str]
+"""By what name a tenant's end user is kept."""
 Access = Callable[[Request], Listener]
 """Who notes a request: asked when it comes, so that it can look at the client, and told when it has ended."""
 
@@ -101,6 +103,8 @@ class Passage:
             self.asked_model,
             call.transcript.resumed if call is not None and call.transcript is not None else 0,
             self.caller,
+            call.tags if call is not None else (),
+            call.end_user if call is not None else "",
         )
 
 
@@ -130,6 +134,7 @@ class Gateway:
         retry_share: float = 0.1,
         on_fault: Callable[[str, str], None] = lambda model, fault: None,
         dice: random.Random | None = None,
+        pseudonym: Pseudonym = lambda tenant, end_user: "",
     ) -> None:
         """`retry_share`: of the requests, so many attempts may be made again. `on_fault`: told of a model whose engine
         failed before its first byte, and how (`failover.py`)."""
@@ -146,6 +151,7 @@ class Gateway:
         self._forwarded = TRACE_HEADERS.union(name.encode() for name in forward_headers)
         self.budget = RetryBudget(retry_share)
         self._quarantine = Quarantine()
+        self._pseudonym = pseudonym
         self._recovery = Recovery(
             self, models, proxy, self._quarantine, self.budget, on_fault=on_fault, dice=dice or random.Random()
         )
@@ -167,9 +173,7 @@ class Gateway:
             )
             if not isinstance(call, Call):
                 call = await asyncio.ensure_future(call)
-            if call.named.model.split:
-                passage.asked_model, call = call.named.model.name, self._of_arm(call)
-            passage.call = call
+            call = self._receive(call, passage)
             every_s = call.named.model.keep_alive_comments_s
             if every_s is not None and call.stream:
                 loop = asyncio.get_running_loop()
@@ -205,10 +209,16 @@ class Gateway:
         """Answer a request that did not come whole. It has an Outcome, as every other."""
         self._fail(Passage(None if self._access is None else self._access(request), caller), reply, error)
 
-    def _of_arm(self, call: Call) -> Call:
+    def _receive(self, call: Call, passage: Passage) -> Call:
         """The call as one for the model that a split chooses. Raises NoEngine while that has not joined."""
+        if call.end_user:
+            call.end_user = self._pseudonym(call.caller.tenant, call.end_user)
         model = call.named.model
-        return call.asked_of(self._models.resolve(choose(model.split, model.name, call.session, call.fields)))
+        if model.split:
+            passage.asked_model = model.name
+            call = call.asked_of(self._models.resolve(choose(model.split, model.name, call.session, call.fields)))
+        passage.call = call
+        return call
 
     async def read_prompt(self, call: Call) -> Prompt:
         prompt = self._prompt_of(call)

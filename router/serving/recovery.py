@@ -19,7 +19,7 @@ from router.errors import ClientError, NoEngine, Quarantined, RoomFull, Shutting
 from router.serving.attempt import Answer, Attempt
 from router.serving.call import Call
 from router.serving.failover import Fault, RetryBudget, Tries, fault_amid, fault_of
-from router.serving.models import Models, Named
+from router.serving.models import Models, Named, permits
 from router.serving.openai_errors import CONTEXT_LENGTH_EXCEEDED
 from router.serving.proxy import Proxy
 from router.serving.quarantine import Quarantine
@@ -161,7 +161,7 @@ class Recovery:
             names = model.fallbacks
         for name in names:
             named = self._models.find(name)
-            if named is not None and named.model.name not in asked:
+            if named is not None and named.model.name not in asked and permits(call.caller.models, name, named):
                 return named
         return None
 

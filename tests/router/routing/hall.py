@@ -133,10 +133,10 @@ class Hall(Timers):
         rank.capacity_tokens = capacity_tokens
         rank.load, rank.fresh_tokens_then = Load(self.now, kv_usage=kv_usage), rank.booked.fresh_tokens
 
-    def book(self, ask: Ask, look: Look, now: float, *, among: Sequence[int]) -> Booking:
+    def book(self, ask: Ask, look: Look, now: float, *, among: Sequence[int] | None) -> Booking:
         assert now == self.now
         tokens = ask.prompt.tokens
-        ready = [look.candidates[i] for i in among]
+        ready = look.candidates if among is None else [look.candidates[i] for i in among]
         chosen = min(ready, key=lambda c: (tokens - c.hit_tokens, c.booked_requests))
         uncached = tokens - chosen.hit_tokens
         record = self._book(chosen.instance, uncached, stream=ask.stream)
@@ -234,7 +234,7 @@ class Hall(Timers):
     def nothing_left(self) -> None:
         room = self.room
         assert (len(room), room.held, room._body_bytes) == (0, 0, 0)
-        assert (room._lanes, room._twins, room._waiting) == ({}, {}, {})
+        assert (room._lanes, room._twins, room.waiting) == ({}, {}, {})
 
 
 def named(seats: Sequence[Seat]) -> list[str]:
