@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from router.store.database import Database, open_database
+from tests.certificates import Authority
 from tests.databases import PostgresDatabase, SqliteFiles
 from tests.servers import NoServer, Postgres, Redis, Server
 
@@ -32,6 +33,16 @@ def pytest_collection_finish() -> None:
     """What was imported and collected stays: no collection of the tests need look at it, nor those of the gateways."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def ca(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ca"), "ca")
+
+
+@pytest.fixture(scope="session")
+def other_ca(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("other-ca"), "other-ca")
 
 
 REQUIRED = "WARMROUTE_TESTS_REQUIRE_SERVERS"

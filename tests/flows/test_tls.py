@@ -26,16 +26,6 @@ pytestmark = needs_openssl
 QUESTION: Any = [{"role": "user", "content": "Hello"}]
 
 
-@pytest.fixture(scope="module")
-def ca(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("ca"), "ca")
-
-
-@pytest.fixture(scope="module")
-def other_ca(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("other"), "other")
-
-
 async def gateway(site: Site, listen: dict[str, Any], admin: dict[str, Any] | None = None) -> Client:
     engine = await site.enter(RecordingEngine())
     sections = {"listen": {"tls": listen}, **({"admin": {"tls": admin}} if admin else {})}
