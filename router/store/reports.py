@@ -21,6 +21,7 @@ from router.store.schema import TOKEN_CLASSES, daily, daily_tags, hourly, instan
 DIMENSIONS = ("tenant", "project", "key", "model", "instance", "tag", "day", "hour", "band")
 FILTERS = ("tenant", "project", "key", "model", "instance", "tag")
 MOST_LINES = 10_000
+PERIOD_DAYS = 30
 
 _EPOCH = datetime.date(1970, 1, 1)
 _DAY_HOURS = 24
@@ -32,12 +33,38 @@ _OF_TAGS = frozenset(("tag", "day", "tenant"))
 
 
 class Question(msgspec.Struct, frozen=True):
-    """by: DIMENSIONS. first, last: days UTC, both included. filters: of FILTERS, any of the values."""
+    """by: DIMENSIONS. first, last: days UTC, both included. filters: of FILTERS, any of the values.
+
+    own_costs: False keeps from whom it is for what the instances cost.
+    """
 
     by: tuple[str, ...]
     first: datetime.date
     last: datetime.date
     filters: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict)
+    own_costs: bool = True
+
+
+def asked(
+    by: str,
+    first: datetime.date | None,
+    last: datetime.date | None,
+    filters: Mapping[str, Sequence[str]],
+    *,
+    today: datetime.date,
+) -> Question:
+    """by: separated by commas. Without a period it is the last 30 days, or the 30 before `last`."""
+    last = last or today
+    names = tuple(name.strip() for name in by.split(",") if name.strip())
+    return Question(names, first or last - datetime.timedelta(days=PERIOD_DAYS - 1), last, filters)
+
+
+def month_of(text: str) -> datetime.date:
+    """The first day of a month written as 2026-11. Raises BadRequest."""
+    try:
+        return datetime.date.fromisoformat(f"{text}-01")
+    except ValueError:
+        raise BadRequest(f"A month is written as 2026-11, not as {text!r}.", param="month") from None
 
 
 async def cost_report(database: Database, question: Question) -> Report:
@@ -49,16 +76,27 @@ async def cost_report(database: Database, question: Question) -> Report:
         if len(found) > MOST_LINES:
             raise BadRequest(f"The report has more than {MOST_LINES:,} lines: filter, or group by less.", param="by")
         names = await _names(connection, question.by, found)
-        own_currency = None if table is daily_tags else await _own_currency(connection, question)
+        own_currency = (
+            await _own_currency(connection, question) if question.own_costs and table is not daily_tags else None
+        )
     lines = [_line(question.by, row, names, own_currency) for row in found]
     return Report(question.first, question.last, question.by, question.filters, own_currency, in_order(lines))
 
 
-async def statement(database: Database, tenant: str, month: datetime.date) -> Report:
+async def over_time(database: Database, question: Question) -> Report:
+    """The same by day, and by the first of its dimensions as far as that makes no more than MOST_LINES."""
+    first = [name for name in question.by if name not in ("day", "hour")][:1]
+    try:
+        return await cost_report(database, msgspec.structs.replace(question, by=("day", *first)))
+    except BadRequest:
+        return await cost_report(database, msgspec.structs.replace(question, by=("day",)))
+
+
+async def statement(database: Database, tenant: str, month: datetime.date, *, own_costs: bool = True) -> Report:
     """What a tenant used in the month of that day, by project and model."""
     first = month.replace(day=1)
     last = (first + datetime.timedelta(days=31)).replace(day=1) - datetime.timedelta(days=1)
-    return await cost_report(database, Question(("project", "model"), first, last, {"tenant": [tenant]}))
+    return await cost_report(database, Question(("project", "model"), first, last, {"tenant": [tenant]}, own_costs))
 
 
 def _check(question: Question) -> None:
