@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.core import Outcome
+from router.core import Caller, Outcome
 from router.http.client import PoolStats
 from router.http.proxies import Client
 
@@ -62,6 +62,13 @@ _ROOM = {
     "refused_total": "Requests refused at arrival, since too many waited.",
     "expired_total": "Requests refused that had waited too long.",
     "left_total": "Requests whose client left while they waited.",
+}
+
+_CALLERS = {
+    "keys": "Keys that work, as far as they are known here.",
+    "tenants": "Tenants, archived ones too.",
+    "store_up": "1: keys, tenants and rules are read from the database as they change. 0: it is away.",
+    "store_read_age_seconds": "How old what is known of them is.",
 }
 
 _TOKEN_COUNTS = {
@@ -180,14 +187,14 @@ class _Tokens:
 
 
 class _Series:
-    """Where outcomes of one kind are counted. `tokens` is None for those that were never placed."""
+    """Where outcomes of one kind are counted. `placed`: tokens, and time in placement; None: they never were."""
 
-    __slots__ = ("cells", "duration", "tokens")
+    __slots__ = ("cells", "duration", "placed")
 
-    def __init__(self, cells: list[_Cell], duration: _Buckets, tokens: _Tokens | None) -> None:
+    def __init__(self, cells: list[_Cell], duration: _Buckets, placed: tuple[_Tokens, _Buckets] | None) -> None:
         self.cells = cells
         self.duration = duration
-        self.tokens = tokens
+        self.placed = placed
 
 
 class Telemetry:
@@ -200,6 +207,8 @@ class Telemetry:
     shadows: by policy, with "agreed", "differed", "errors" and "regret".
     connections: by instance, what has become of the connections to it.
     refused: by status, the requests that the HTTP server refused.
+    callers: figures of what is known of keys by the names of `_CALLERS`.
+    strangers: by code, the requests whose caller was not let in.
     """
 
     def __init__(
@@ -212,9 +221,13 @@ class Telemetry:
         shadows: Callable[[], Mapping[str, Mapping[str, float]]] = dict,
         connections: Callable[[], Mapping[str, PoolStats]] = dict,
         refused: Callable[[], Mapping[int, int]] = dict,
+        callers: Callable[[], Mapping[str, float]] = dict,
+        strangers: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._connections = connections
         self._refused = refused
+        self._callers = callers
+        self._strangers = strangers
         self._room = room
         self._shadows = shadows
         self._fleet = fleet
@@ -226,6 +239,9 @@ class Telemetry:
         self._requests = Counts("warmroute_requests", "Requests that ended.", ("model", "finish", "status"))
         self._errors = Counts("warmroute_errors", "Requests that ended with an error.", ("model", "error"))
         self._retries = Counts("warmroute_retries", "Further attempts at a request.", ("model",))
+        self._resumed = Counts(
+            "warmroute_resumed_streams", "Streams that another engine went on with.", ("model", "finish")
+        )
         self._faults = Counts(
             "warmroute_engine_faults", "Attempts that an engine failed before its first byte.", ("model", "fault")
         )
@@ -238,6 +254,7 @@ class Telemetry:
         self._duration = Histogram("warmroute_request_duration_seconds", "From request to end.", _DURATION_S)
         self._queue = Histogram("warmroute_queue_seconds", "Time in placement.", _QUEUE_S)
         self._decision = Histogram("warmroute_decision_seconds", "Time to decide.", _DECISION_S, label=None)
+        self._decisions = self._decision.buckets("")
         self._lag = Histogram("warmroute_loop_lag_seconds", "How late the event loop runs.", _LAG_S, label=None)
 
     def observe(self, outcome: Outcome) -> None:
@@ -265,9 +282,12 @@ class Telemetry:
         series.duration.add(outcome.took_s)
         if outcome.attempts > 1:
             self._retries.cell((outcome.model,)).count += outcome.attempts - 1
-        if series.tokens is not None:
-            series.tokens.add(outcome)
-            self._queue.observe(outcome.queue_s, outcome.model)
+        if outcome.resumed:
+            self._resumed.cell((outcome.model, outcome.finish)).count += 1
+        if series.placed is not None:
+            tokens, queue = series.placed
+            tokens.add(outcome)
+            queue.add(outcome.queue_s)
             if outcome.ttft_s is not None:
                 self._observe_stream(outcome, outcome.ttft_s)
 
@@ -282,14 +302,15 @@ class Telemetry:
         cells = [self._requests.cell((model, outcome.finish, str(outcome.status)))]
         if outcome.error:
             cells.append(self._errors.cell((model, outcome.error)))
-        tokens = None
+        placed = None
         if instance is not None:
             cells.append(self._prompts.cell((model, outcome.prompt_source)))
             cells.append(self._delivered.cell((model, outcome.delivered_source)))
             tokens = self._tokens.get((model, instance)) or self._begin_tokens(model, instance)
+            placed = (tokens, self._queue.buckets(model))
         if len(self._series) >= _SERIES:
             self._series.clear()  # found again as they come
-        series = self._series[kind] = _Series(cells, self._duration.buckets(model), tokens)
+        series = self._series[kind] = _Series(cells, self._duration.buckets(model), placed)
         return series
 
     def _begin_tokens(self, model: str, instance: str) -> _Tokens:
@@ -302,12 +323,12 @@ class Telemetry:
 
     def decided(self, took_us: float) -> None:
         """A placement decision has been made."""
-        self._decision.observe(took_us * 1e-6)
+        self._decisions.add(took_us * 1e-6)
 
     def recent(self, request_id: str | None = None) -> list[dict[str, Any]]:
         """The last outcomes, newest first, or those of one id."""
         outcomes = [o for o in reversed(self._recent) if request_id is None or o.request_id == request_id]
-        return [msgspec.to_builtins(outcome) for outcome in outcomes]
+        return [msgspec.to_builtins(outcome) | {"caller": _shown(outcome.caller)} for outcome in outcomes]
 
     async def sample_lag(self) -> None:
         """Measures the event loop until cancelled."""
@@ -333,6 +354,7 @@ class Telemetry:
             *_shadow_counts(self._shadows()),
             _connection_counts(self._connections()),
             _refused_counts(self._refused()),
+            *self._caller_figures(),
         ]
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Page(ready, self._families(), rows))
@@ -358,6 +380,16 @@ class Telemetry:
             kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
             yield kind(f"warmroute_room_{name.removesuffix('_total')}", _ROOM[name], value=value)
 
+    def _caller_figures(self) -> Iterator[Metric]:
+        for name, value in self._callers().items():
+            yield GaugeMetricFamily(f"warmroute_{name}", _CALLERS[name], value=value)
+        family = CounterMetricFamily(
+            "warmroute_unauthenticated", "Requests whose caller was not let in.", labels=["code"]
+        )
+        for code, count in self._strangers().items():
+            family.add_metric([code], count)
+        yield family
+
     def _tools_order(self) -> Iterator[Metric]:
         family = CounterMetricFamily(
             "warmroute_tools_key_order",
@@ -367,6 +399,11 @@ class Telemetry:
         for model, count in self._reordered_tools().items():
             family.add_metric([model], count)
         yield family
+
+
+def _shown(caller: Caller) -> dict[str, str]:
+    """Who it was, without the salt that keeps their cache apart."""
+    return {name: getattr(caller, name) for name in ("tenant", "project", "key", "domain")}
 
 
 async def in_slices(rows: Iterable[Row]) -> list[Row]:
@@ -457,6 +494,8 @@ def log_access(outcome: Outcome, client: Client) -> None:
         "at": round(outcome.started_at, 3),
         "request_id": outcome.request_id,
         "client": client.address,
+        "tenant": outcome.caller.tenant or None,
+        "key": outcome.caller.key or None,
         "scheme": client.scheme or None,
         "model": outcome.model,
         "status": outcome.status,

@@ -30,6 +30,7 @@ class Responder(Protocol):
 
     started: bool
     gone: bool
+    paused: bool
     stalled: bool
     on_gone: Callable[[], None] | None
     on_pause: Callable[[], None] | None
@@ -110,6 +111,8 @@ class Reply:
         if self.waiting:
             self.break_off(error)
             return
+        if error.status == 401:
+            self.lines += b"\r\nwww-authenticate: Bearer"
         if error.retry_after_s is not None:
             self.lines += b"\r\nretry-after: %d" % ceil(error.retry_after_s)
         self.whole(self.api.status(error), JSON, self.api.render(error, self.request_id))
