@@ -12,7 +12,9 @@ from collections.abc import Sequence
 import typer
 
 from router import __version__
-from router.cli import audit, check, db, demo, doctor, explain, keys, observe, replay, serve, sim_engine, tenants, trace
+from router.cli import (
+    audit, check, db, demo, doctor, explain, keys, observe, replay, report, serve, sim_engine, tenants, trace,
+)  # fmt: skip
 from router.errors import ConfigError, WarmrouteError
 
 OK, PROBLEM, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -35,6 +37,7 @@ for command in (
     sim_engine.sim_engine,
     replay.replay,
     observe.observe,
+    report.report,
 ):
     app.command()(command)
 app.add_typer(trace.trace, name="trace")
