@@ -13,7 +13,20 @@ import typer
 
 from router import __version__
 from router.cli import (
-    audit, check, db, demo, doctor, explain, keys, observe, replay, report, serve, sim_engine, tenants, trace,
+    audit,
+    check,
+    db,
+    demo,
+    doctor,
+    explain,
+    keys,
+    observe,
+    replay,
+    report,
+    serve,
+    sim_engine,
+    tenants,
+    trace,
 )  # fmt: skip
 from router.errors import ConfigError, WarmrouteError
 
