@@ -8,6 +8,7 @@ import random
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from router.core import OPEN, Ask, Booking, Caller, DeliveredSource, Finish, Outcome, Placement, Prompt
 from router.errors import (
@@ -25,6 +26,8 @@ from router.serving.attempt import Answer, Attempt
 from router.serving.call import TRACE_HEADERS, Call, read_call
 from router.serving.failover import Fault, RetryBudget, Tries, fault_of
 from router.serving.keep_alive import KeepAlive
+from router.serving.limits.holds import Hold
+from router.serving.limits.limiter import Limiter
 from router.serving.models import Models, Named
 from router.serving.openai_errors import CONTEXT_LENGTH_EXCEEDED, class_of
 from router.serving.proxy import Proxy
@@ -47,8 +50,8 @@ class Passage:
     """What has become of one request so far; at its end, its Outcome."""
 
     __slots__ = (
-        "access", "asked_model", "attempt", "attempts", "began", "booking", "call", "caller", "keep_alive", "prompt",
-        "queue_s", "started_at",
+        "access", "asked_model", "attempt", "attempts", "began", "booking", "call", "caller", "hold", "keep_alive",
+        "prompt", "queue_s", "started_at",
     )  # fmt: skip
 
     def __init__(self, access: Listener | None, caller: Caller) -> None:
@@ -61,6 +64,7 @@ class Passage:
         self.prompt: Prompt | None = None
         self.booking: Booking | None = None
         self.attempt: Attempt | None = None
+        self.hold: Hold | None = None
         self.keep_alive: KeepAlive | None = None
         self.attempts = 0
         self.queue_s = 0.0
@@ -136,10 +140,11 @@ class Gateway:
         tools_order: ToolsOrder | None = None,
         retry_share: float = 0.1,
         on_fault: Callable[[str, str], None] = lambda model, fault: None,
+        limiter: Limiter | None = None,
         dice: random.Random | None = None,
     ) -> None:
         """`retry_share`: of the requests, so many attempts may be made again. `on_fault`: told of a model whose engine
-        failed before its first byte, and how (`failover.py`)."""
+        failed before its first byte, and how (`failover.py`). `limiter`: None: there are no limits."""
         self._models = models
         self._tools_order = tools_order
         self._place: Callable[[Ask], Booking | Awaitable[Booking]] = getattr(placement, "place_now", placement.place)
@@ -153,6 +158,7 @@ class Gateway:
         self._forwarded = TRACE_HEADERS.union(name.encode() for name in forward_headers)
         self.budget = RetryBudget(retry_share)
         self._on_fault = on_fault
+        self._limiter = limiter
         self._quarantine = Quarantine()
         self._dice = dice or random.Random()
 
@@ -163,6 +169,8 @@ class Gateway:
         """
         passage = Passage(None if self._access is None else self._access(request), caller)
         try:
+            if self._limiter is not None and (decided := self._admit(self._limiter, passage)) is not None:
+                await decided
             call = read_call(
                 request,
                 path,
@@ -176,19 +184,14 @@ class Gateway:
             if call.named.model.split:
                 passage.asked_model, call = call.named.model.name, self._of_arm(call)
             passage.call = call
-            every_s = call.named.model.keep_alive_comments_s
-            if every_s is not None and call.stream:
-                loop = asyncio.get_running_loop()
-                passage.keep_alive = KeepAlive(reply, every_s, is_amid=passage.is_amid, loop=loop)
-            self.budget.request()
-            if self._quarantine and self._quarantine.holds(call.body):
-                raise _deadly()
-            if self._tools_order is not None and "tools" in call.fields:
-                self._tools_order.observe(call.named.model.name, call.fields["tools"])
+            self._look_at(passage, call, reply)
             prompt = self._read_prompt(call)
             if not isinstance(prompt, Prompt):
                 prompt = await asyncio.ensure_future(_or_unread(prompt, call))
             passage.prompt = prompt
+            if passage.hold is not None and (decided := self._reserve(passage.hold, call, prompt)) is not None:
+                await decided
+            self._show_limits(passage, reply)
             try:
                 answer = await self._attempt(passage, call, prompt, reply)
             except WarmrouteError as error:
@@ -215,6 +218,40 @@ class Gateway:
         """The call as one for the model that a split chooses. Raises NoEngine while that has not joined."""
         model = call.named.model
         return call.asked_of(self._models.resolve(choose(model.split, model.name, call.session, call.fields)))
+
+    # -- limits
+
+    def _look_at(self, passage: Passage, call: Call, reply: Reply) -> None:
+        """What is seen without its prompt. Raises Quarantined."""
+        every_s = call.named.model.keep_alive_comments_s
+        if every_s is not None and call.stream:
+            loop = asyncio.get_running_loop()
+            passage.keep_alive = KeepAlive(reply, every_s, is_amid=passage.is_amid, loop=loop)
+        self.budget.request()
+        if self._quarantine and self._quarantine.holds(call.body):
+            raise _deadly()
+        if self._tools_order is not None and "tools" in call.fields:
+            self._tools_order.observe(call.named.model.name, call.fields["tools"])
+
+    def _admit(self, limiter: Limiter, passage: Passage) -> Awaitable[None] | None:
+        hold = passage.hold = limiter.hold(passage.caller)
+        return None if hold is None else limiter.admit(hold)
+
+    def _reserve(self, hold: Hold, call: Call, prompt: Prompt) -> Awaitable[None] | None:
+        assert self._limiter is not None, "it has made the hold"
+        model = call.named.model
+        return self._limiter.reserve(
+            hold,
+            model.name,
+            prompt.tokens,
+            output_limit=call.api.output_limit(call.fields),
+            choices=call.choices,
+            model_tokens=model.max_model_tokens,
+        )
+
+    def _show_limits(self, passage: Passage, reply: Reply) -> None:
+        if passage.hold is not None and self._limiter is not None:
+            reply.lines += self._limiter.lines(passage.hold, reply.api.limit_lines)
 
     def _read_prompt(self, call: Call) -> Prompt | Awaitable[Prompt]:
         if not call.api.reads_prompt:
@@ -342,6 +379,7 @@ class Gateway:
 
     def _fail(self, passage: Passage, reply: Reply, error: WarmrouteError) -> None:
         attempt = passage.attempt
+        self._show_limits(passage, reply)
         self._end(passage, self._failure(passage, reply, error, final=True))
         if not reply.started:
             reply.fail(error)
@@ -357,6 +395,8 @@ class Gateway:
             passage.call.named.model.prompts.observe(passage.prompt, outcome.usage.input_tokens)
         self._give_back(passage, outcome)
         listeners = self._listeners if passage.access is None else (*self._listeners, passage.access)
+        if passage.hold is not None and self._limiter is not None:
+            listeners = (*listeners, partial(self._limiter.settle, passage.hold))
         for listener in listeners:
             try:
                 listener(outcome)
