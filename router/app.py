@@ -58,9 +58,12 @@ from router.routing.waiting_room import RoomLimits
 from router.serving.edge import Edge
 from router.serving.engines import Engines
 from router.serving.gateway import Gateway, Listener
+from router.serving.limits.limiter import Limiter
+from router.serving.limits.opening import open_limits
 from router.serving.models import Models
 from router.serving.proxy import Proxy
 from router.serving.tools_order import ToolsOrder
+from router.store.database import Database, open_database
 from router.telemetry import Telemetry, log_access
 from router.tls import ServerContext, ServerTls
 from router.wire import WireServer, live_methods
@@ -147,6 +150,7 @@ class Running:
             room=lambda: room_figures(brain.room, clock()),
             shadows=lambda: {} if self._shadows is None else self._shadows.figures(),
             connections=lambda: engines.connections(),
+            limits=lambda: {} if limiter is None else limiter.figures(),
             refused=lambda: self._server.refused,
         )
         self._policies, by_model = load_policies(config, dice)
@@ -203,6 +207,7 @@ class Running:
             secret=secret,
             executor=executor,
         )
+        limiter = await self._open_limits(open_store(config, state))
         placement = brain if self._door is None else await self._stack.enter_async_context(self._door(brain))
         gateway = self._gateway = Gateway(
             models,
@@ -216,6 +221,7 @@ class Running:
             tools_order=tools_order,
             retry_share=config.failover.share,
             on_fault=telemetry.fault,
+            limiter=limiter,
             dice=dice,
         )
         self.live = LiveView(
@@ -227,6 +233,7 @@ class Running:
             trace_log=trace_log,
             clock=clock,
             reload=self.reload,
+            limits=dict if limiter is None else limiter.state,
         )
         self._edge = Edge(gateway, models, readiness=self.live.readiness, origins=config.listen.cors.origins)
 
@@ -400,6 +407,23 @@ class Running:
 
     # --- pieces
 
+    async def _open_limits(self, store: Database | None) -> Limiter | None:
+        """None: there is no database that could hold any."""
+        if store is None:
+            return None
+        self._at_end(store.aclose)
+        redis, auth = self._config.redis, self._config.auth
+        limits = open_limits(
+            store,
+            redis_url=None if redis.url is None else redis.url.get_secret_value(),
+            redis_timeout_s=redis.timeout_s,
+            refresh_s=auth.refresh_s,
+        )
+        try:
+            return await self._stack.enter_async_context(limits)
+        except ValueError as error:
+            raise ConfigError(["redis.url: must be redis://[:PASSWORD@]HOST:PORT[/DB] or rediss://…"]) from error
+
     def _pool(self, instance: Instance) -> Pool:
         limits = PoolLimits(connect_s=self._config.timeouts.connect_s)
         return Pool(instance.url, limits=limits, tls=instance.tls)
@@ -434,6 +458,14 @@ class Running:
         if at_end:
             self._stack.push_async_callback(last)
         self._stack.push_async_callback(self._spawned(loop()))
+
+
+def open_store(config: Config, state_dir: Path) -> Database | None:
+    """The database of tenants, which is not connected to yet. None: nobody has made one."""
+    if config.store.url is not None:
+        return open_database(config.store.url.get_secret_value())
+    file = state_dir / "warmroute.db"
+    return open_database(f"sqlite:///{file}") if file.exists() else None
 
 
 def load_policies(config: Config, dice: random.Random) -> tuple[dict[str, Policy], dict[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -36,7 +36,9 @@ class LiveView:
         trace_log: TraceLog,
         clock: Callable[[], float],
         reload: Callable[[], Awaitable[dict[str, Any]]],
+        limits: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
+        """`limits`: how they are counted now."""
         self.draining = False
         self._fleet = fleet
         self._brain = brain
@@ -46,6 +48,7 @@ class LiveView:
         self._trace_log = trace_log
         self._clock = clock
         self._reload = reload
+        self._limits = limits
 
     async def fleet(self) -> list[dict[str, Any]]:
         waiting = [
@@ -86,6 +89,7 @@ class LiveView:
             "draining": self.draining,
             "models": models,
             "pending": dict(self._roster.pending),
+            **({"limits": dict(limits)} if (limits := self._limits()) else {}),
         }
 
     # --- engines, and the configuration

@@ -101,6 +101,11 @@ class Limiter:
         now = self._clock()
         return dialect(tightest(hold.limits.requests, now), tightest(hold.limits.tokens, now), now)
 
+    def state(self) -> dict[str, str]:
+        """mode: memory, redis, or local while Redis is away."""
+        figures = self._counters.figures()
+        return {"mode": next(name.removeprefix("mode_") for name, value in figures.items() if value)}
+
     def figures(self) -> dict[str, float]:
         """`mode_memory`, `mode_redis` or `mode_local` is 1; refusals by measure."""
         refused = {f"refused_{name}_total": float(count) for name, count in self.refused.items()}

@@ -61,6 +61,7 @@ class OverRedis:
     def figures(self) -> Mapping[str, float]:
         is_up = self._line.is_up
         return {
+            "mode_memory": 0.0,
             "mode_redis": float(is_up),
             "mode_local": float(not is_up),
             "gateways": self._line.gateways[0],
