@@ -163,7 +163,7 @@ class Line:
     async def _beat_on(self) -> None:
         while True:
             if self.is_up:
-                self.put(_Beat(self._name, self._count))
+                self.put(self._beat())
             elif await self._rise():
                 continue
             self._fell.clear()
@@ -175,7 +175,7 @@ class Line:
             if not self._connection.is_connected:
                 async with asyncio.timeout(_CONNECT_S):
                     await self._connection.connect()  # type: ignore[no-untyped-call]
-            await self.run([_Beat(self._name, self._count)])
+            await self.run([self._beat()])
             await self._catch_up()
         except _GONE as error:
             if not self.falls:
@@ -203,6 +203,9 @@ class Line:
         self.falls += 1
         self._on_fall(self.gateways)
         log.warning("Redis does not answer: limits go by without_redis (%s)", type(error).__name__)
+
+    def _beat(self) -> Errand:
+        return _Beat(self._name, self._count)
 
     def _count(self, names: Sequence[bytes]) -> None:
         self.gateways = (max(1, len(names)), names.index(self._name) if self._name in names else 0)

@@ -10,6 +10,7 @@ from router.store.windows import Window, read_window
 ALWAYS = 1 << 60
 """When a limit without windows ends."""
 _PARTS = 1000  # of a weight: a sum of floats would not be the same in every order
+_WORDS = {"1s": "second", "1m": "minute", "60s": "minute", "1h": "hour", "1d": "day"}
 _SCOPES = {"key": "this API key", "project": "the project of this API key", "tenant": "your organization"}
 
 
@@ -82,11 +83,11 @@ class Meter:
         limit = self.limit
         scope = _SCOPES[limit.level]
         if limit.measure == "money":
-            return f"the budget of {scope} for {_per(limit.window)}"
+            return f"the budget of {scope} per {_per(limit.window)}"
         if limit.measure == "parallel":
             return f"the limit of {self.amount} requests at once of {scope}"
         return f"the limit of {self.amount} {limit.measure} per {_per(limit.window)} of {scope}"
 
 
 def _per(window: str) -> str:
-    return window.removeprefix("1") if window in ("1s", "1m", "1h", "1d") else window
+    return _WORDS.get(window, window)
