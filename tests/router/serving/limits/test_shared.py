@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis as Client
+from redis.crc import key_slot
 
 from router.core import Caller, Usage
 from router.errors import BudgetExceeded, RateLimited
@@ -234,3 +235,13 @@ async def test_each_step_is_one_command_and_nothing_is_asked_where_nothing_limit
     stand.end(await stand.begin(caller=Caller("ten_b", "proj_b", "key_b")))
     await stand.told()
     assert await commands() == before + 4
+
+
+async def test_all_that_a_tenant_needs_is_in_one_slot_of_a_cluster(gateways: Gateways, client: Client) -> None:
+    (stand,) = await gateways.start(1, limit("requests", 9), limit("parallel", 9, ""), money("1", owner="ten_a"))
+    stand.end(await stand.begin(1, 1), outcome(Usage(1, 1, 0)))
+    await stand.begin(1, 1)
+    await stand.told()
+    names = [name async for name in client.scan_iter("warmroute:*")]
+    slots = {key_slot(name) for name in names if name != b"warmroute:gateways"}
+    assert (len(names), slots) == (6, {key_slot(b"ten_a")})

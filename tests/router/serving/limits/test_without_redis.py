@@ -32,16 +32,22 @@ async def gateways(redis_url: str, clock: SharedClock, monkeypatch: pytest.Monke
         yield gateways
 
 
+async def mode_of(stand: SharedStand, mode: str) -> None:
+    for _ in range(1_000):
+        if stand.limiter.state() == {"mode": mode}:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"it is never {mode}")
+
+
 async def fallen(stands: Sequence[SharedStand]) -> None:
     for stand in stands:
-        while stand.limiter.state() != {"mode": "local"}:
-            await asyncio.sleep(0.01)
+        await mode_of(stand, "local")
 
 
 async def up_again(stands: Sequence[SharedStand]) -> None:
     for stand in stands:
-        while stand.limiter.state() != {"mode": "redis"}:
-            await asyncio.sleep(0.01)
+        await mode_of(stand, "redis")
         await stand.told()
 
 
