@@ -252,6 +252,7 @@ class Stand:
             listeners=[self.outcomes.append],
             body_limit=body_limit,
             receipts=receipts,
+            limiter=edge.pop("limiter", None),
         )
         self.edge = Edge(self.gateway, self.models, readiness=edge.pop("readiness", self._ready), **edge)
         server = await serve(self.edge, limits=Limits(write_buffer_bytes=4096))
