@@ -63,6 +63,8 @@ from router.serving.edge import Edge
 from router.serving.engines import Engines
 from router.serving.gateway import Gateway, Listener
 from router.serving.identity import Identity, IdentityHeader
+from router.serving.limits.limiter import Limiter
+from router.serving.limits.opening import open_limits
 from router.serving.models import Models
 from router.serving.proxy import Proxy
 from router.serving.tools_order import ToolsOrder
@@ -159,6 +161,7 @@ class Running:
             room=lambda: room_figures(brain.room, clock()),
             shadows=lambda: {} if self._shadows is None else self._shadows.figures(),
             connections=lambda: engines.connections(),
+            limits=lambda: {} if limiter is None else limiter.figures(),
             refused=lambda: self._server.refused,
             callers=dict if identity is None else identity.figures,
             strangers=dict if identity is None else lambda: identity.refused,
@@ -217,6 +220,7 @@ class Running:
             secret=secret,
             executor=executor,
         )
+        limiter = None if identity is None else await self._open_limits(store)
         placement = brain if self._door is None else await self._stack.enter_async_context(self._door(brain))
         gateway = self._gateway = Gateway(
             models,
@@ -230,6 +234,7 @@ class Running:
             tools_order=tools_order,
             retry_share=config.failover.share,
             on_fault=telemetry.fault,
+            limiter=limiter,
             dice=dice,
             pseudonym=partial(pseudonym, key_pepper),
         )
@@ -243,6 +248,7 @@ class Running:
             clock=clock,
             reload=self.reload,
             identity=identity,
+            limits=dict if limiter is None else limiter.state,
         )
         self._edge = Edge(
             gateway,
@@ -444,6 +450,19 @@ class Running:
         return answer
 
     # --- pieces
+
+    async def _open_limits(self, store: Database) -> Limiter:
+        redis, auth = self._config.redis, self._config.auth
+        limits = open_limits(
+            store,
+            redis_url=None if redis.url is None else redis.url.get_secret_value(),
+            redis_timeout_s=redis.timeout_s,
+            refresh_s=auth.refresh_s,
+        )
+        try:
+            return await self._stack.enter_async_context(limits)
+        except ValueError as error:
+            raise ConfigError(["redis.url: must be redis://[:PASSWORD@]HOST:PORT[/DB] or rediss://…"]) from error
 
     def _pool(self, instance: Instance) -> Pool:
         limits = PoolLimits(connect_s=self._config.timeouts.connect_s)

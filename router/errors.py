@@ -39,7 +39,8 @@ from collections.abc import Sequence
 
 
 class WarmrouteError(Exception):
-    """status: HTTP status; type and code: the OpenAI error object's fields."""
+    """status: HTTP status; type and code: the OpenAI error object's fields. final: clients must not try again by
+    themselves, although the status is one after which their SDKs do."""
 
     status = 500
     type = "internal_error"
@@ -53,6 +54,7 @@ class WarmrouteError(Exception):
         code: str | None = None,
         detail: str = "",
         retry_after_s: float | None = None,
+        final: bool = False,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -61,6 +63,7 @@ class WarmrouteError(Exception):
             self.code = code
         self.detail = detail
         self.retry_after_s = retry_after_s
+        self.final = final
 
 
 class ConfigError(WarmrouteError):

@@ -52,6 +52,12 @@ _RANK_GAUGES = {
     "index_blocks": "Blocks the index holds for this rank.",
 }
 
+_LIMITER = {
+    "gateways": "Gateways that share the limits, as Redis last told.",
+    "redis_failures_total": "How often Redis stopped answering in time.",
+    "untold": "What Redis has still to be told of what was used while it was away.",
+}
+
 _ROOM = {
     "waiting": "Requests that wait since no engine has room for them.",
     "held": "Requests that wait for the engine that holds their prefix.",
@@ -209,6 +215,7 @@ class Telemetry:
     refused: by status, the requests that the HTTP server refused.
     callers: figures of what is known of keys by the names of `_CALLERS`.
     strangers: by code, the requests whose caller was not let in.
+    limits: `serving.limits.Limiter.figures`.
     """
 
     def __init__(
@@ -223,7 +230,9 @@ class Telemetry:
         refused: Callable[[], Mapping[int, int]] = dict,
         callers: Callable[[], Mapping[str, float]] = dict,
         strangers: Callable[[], Mapping[str, int]] = dict,
+        limits: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
+        self._limits = limits
         self._connections = connections
         self._refused = refused
         self._callers = callers
@@ -355,6 +364,7 @@ class Telemetry:
             _connection_counts(self._connections()),
             _refused_counts(self._refused()),
             *self._caller_figures(),
+            *_limit_figures(self._limits()),
         ]
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Page(ready, self._families(), rows))
@@ -439,6 +449,26 @@ def _refused_counts(refused: Mapping[int, int]) -> Metric:
     for status, count in sorted(refused.items()):
         family.add_metric([str(status)], count)
     return family
+
+
+def _limit_figures(figures: Mapping[str, float]) -> Iterator[Metric]:
+    if not figures:
+        return
+    mode = GaugeMetricFamily(
+        "warmroute_limiter_mode",
+        "1: how limits are counted. memory: here. redis: for all gateways. local: Redis is away, by without_redis.",
+        labels=["mode"],
+    )
+    refused = CounterMetricFamily("warmroute_limiter_refused", "Requests refused by a limit.", labels=["code"])
+    for name, value in figures.items():
+        if name.startswith("mode_"):
+            mode.add_metric([name.removeprefix("mode_")], value)
+        elif name.startswith("refused_"):
+            refused.add_metric([name.removeprefix("refused_").removesuffix("_total")], value)
+        else:
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            yield kind(f"warmroute_limiter_{name.removesuffix('_total')}", _LIMITER[name], value=value)
+    yield from (mode, refused)
 
 
 def _shadow_counts(shadows: Mapping[str, Mapping[str, float]]) -> Iterator[Metric]:

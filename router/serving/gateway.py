@@ -8,6 +8,7 @@ import random
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from router.core import OPEN, Ask, Booking, Caller, DeliveredSource, Finish, Outcome, Placement, Prompt
 from router.errors import ClientError, EngineTimeout, WarmrouteError
@@ -16,6 +17,8 @@ from router.serving.attempt import Answer, Attempt
 from router.serving.call import TRACE_HEADERS, Call, read_call
 from router.serving.failover import TOTAL_TIMEOUT, Fault, RetryBudget, Tries
 from router.serving.keep_alive import KeepAlive
+from router.serving.limits.holds import Hold
+from router.serving.limits.limiter import Limiter
 from router.serving.models import Models
 from router.serving.openai_errors import class_of
 from router.serving.proxy import Proxy
@@ -40,7 +43,8 @@ class Passage:
     """What has become of one request so far; at its end, its Outcome."""
 
     __slots__ = (
-        "access", "answered", "asked_model", "attempt", "attempts", "began", "booking", "call", "caller", "keep_alive",
+        "access", "answered", "asked_model", "attempt", "attempts", "began", "booking", "call", "caller", "hold",
+        "keep_alive",
         "prompt", "queue_s", "started_at",
     )  # fmt: skip
 
@@ -55,6 +59,7 @@ class Passage:
         self.booking: Booking | None = None
         self.answered: Booking | None = None  # the place of a stream that broke off, and nobody goes on with
         self.attempt: Attempt | None = None
+        self.hold: Hold | None = None
         self.keep_alive: KeepAlive | None = None
         self.attempts = 0
         self.queue_s = 0.0
@@ -133,11 +138,12 @@ class Gateway:
         tools_order: ToolsOrder | None = None,
         retry_share: float = 0.1,
         on_fault: Callable[[str, str], None] = lambda model, fault: None,
+        limiter: Limiter | None = None,
         dice: random.Random | None = None,
         pseudonym: Pseudonym = lambda tenant, end_user: "",
     ) -> None:
         """`retry_share`: of the requests, so many attempts may be made again. `on_fault`: told of a model whose engine
-        failed before its first byte, and how (`failover.py`)."""
+        failed before its first byte, and how (`failover.py`). `limiter`: None: there are no limits."""
         self._models = models
         self._tools_order = tools_order
         self._place: Callable[[Ask], Booking | Awaitable[Booking]] = getattr(placement, "place_now", placement.place)
@@ -150,6 +156,7 @@ class Gateway:
         self._access = access
         self._forwarded = TRACE_HEADERS.union(name.encode() for name in forward_headers)
         self.budget = RetryBudget(retry_share)
+        self._limiter = limiter
         self._quarantine = Quarantine()
         self._pseudonym = pseudonym
         self._recovery = Recovery(
@@ -163,6 +170,8 @@ class Gateway:
         """
         passage = Passage(None if self._access is None else self._access(request), caller)
         try:
+            if self._limiter is not None and (decided := self._admit(self._limiter, passage)) is not None:
+                await decided
             call = read_call(
                 request,
                 path,
@@ -174,19 +183,14 @@ class Gateway:
             if not isinstance(call, Call):
                 call = await asyncio.ensure_future(call)
             call = self._receive(call, passage)
-            every_s = call.named.model.keep_alive_comments_s
-            if every_s is not None and call.stream:
-                loop = asyncio.get_running_loop()
-                passage.keep_alive = KeepAlive(reply, every_s, is_amid=passage.is_amid, loop=loop)
-            self.budget.request()
-            if self._quarantine and self._quarantine.holds(call.body):
-                raise deadly()
-            if self._tools_order is not None and "tools" in call.fields:
-                self._tools_order.observe(call.named.model.name, call.fields["tools"])
+            self._look_at(passage, call, reply)
             prompt = self._prompt_of(call)
             if not isinstance(prompt, Prompt):
                 prompt = await asyncio.ensure_future(_or_unread(prompt, call))
             passage.prompt = prompt
+            if passage.hold is not None and (decided := self._reserve(passage.hold, call, prompt)) is not None:
+                await decided
+            self._show_limits(passage, reply)
             try:
                 answer = await self.attempt(passage, call, prompt, reply)
             except WarmrouteError as error:
@@ -219,6 +223,40 @@ class Gateway:
             call = call.asked_of(self._models.resolve(choose(model.split, model.name, call.session, call.fields)))
         passage.call = call
         return call
+
+    def _look_at(self, passage: Passage, call: Call, reply: Reply) -> None:
+        """What is seen without its prompt. Raises Quarantined."""
+        every_s = call.named.model.keep_alive_comments_s
+        if every_s is not None and call.stream:
+            loop = asyncio.get_running_loop()
+            passage.keep_alive = KeepAlive(reply, every_s, is_amid=passage.is_amid, loop=loop)
+        self.budget.request()
+        if self._quarantine and self._quarantine.holds(call.body):
+            raise deadly()
+        if self._tools_order is not None and "tools" in call.fields:
+            self._tools_order.observe(call.named.model.name, call.fields["tools"])
+
+    # -- limits
+
+    def _admit(self, limiter: Limiter, passage: Passage) -> Awaitable[None] | None:
+        hold = passage.hold = limiter.hold(passage.caller)
+        return None if hold is None else limiter.admit(hold)
+
+    def _reserve(self, hold: Hold, call: Call, prompt: Prompt) -> Awaitable[None] | None:
+        assert self._limiter is not None, "it has made the hold"
+        model = call.named.model
+        return self._limiter.reserve(
+            hold,
+            model.name,
+            prompt.tokens,
+            output_limit=call.api.output_limit(call.fields),
+            choices=call.choices,
+            model_tokens=model.max_model_tokens,
+        )
+
+    def _show_limits(self, passage: Passage, reply: Reply) -> None:
+        if passage.hold is not None and self._limiter is not None:
+            reply.lines += self._limiter.lines(passage.hold, reply.api.limit_lines)
 
     async def read_prompt(self, call: Call) -> Prompt:
         prompt = self._prompt_of(call)
@@ -272,6 +310,7 @@ class Gateway:
 
     def _fail(self, passage: Passage, reply: Reply, error: WarmrouteError) -> None:
         attempt = passage.attempt
+        self._show_limits(passage, reply)
         self._end(passage, self._failure(passage, reply, error, final=True))
         if not reply.started:
             reply.fail(error)
@@ -287,6 +326,8 @@ class Gateway:
             passage.call.named.model.prompts.observe(passage.prompt, outcome.usage.input_tokens)
         self._release_place(passage, outcome)
         listeners = self._listeners if passage.access is None else (*self._listeners, passage.access)
+        if passage.hold is not None and self._limiter is not None:
+            listeners = (*listeners, partial(self._limiter.settle, passage.hold))
         for listener in listeners:
             try:
                 listener(outcome)

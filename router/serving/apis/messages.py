@@ -17,6 +17,7 @@ from router.serving.apis.api import Api, Fields, limit_of, session_of
 from router.serving.apis.messages_as_chat import CountAsTokenize, MessagesAsChat
 from router.serving.apis.named_events import NamedEventRelay
 from router.serving.apis.plain import Light
+from router.serving.limits.headers import Room, anthropic_lines
 from router.serving.sse import EventRelay
 from router.serving.usage import read_usage
 
@@ -57,6 +58,9 @@ class _Errors(Api):
         kind = _TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
         said = {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
         return orjson.dumps(said)
+
+    def limit_lines(self, requests: Room | None, tokens: Room | None, now: float) -> bytes:
+        return anthropic_lines(requests, tokens, now)
 
     def render_event(self, error: WarmrouteError, request_id: str, events: int) -> bytes:
         return b"event: error\ndata: %b\n\n" % self.render(error, request_id)
