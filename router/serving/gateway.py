@@ -24,6 +24,7 @@ from router.http.messages import Request, header_lines
 from router.serving.attempt import Answer, Attempt
 from router.serving.call import TRACE_HEADERS, Call, read_call
 from router.serving.failover import Fault, RetryBudget, Tries, fault_of
+from router.serving.isolation.fields import FieldRules
 from router.serving.keep_alive import KeepAlive
 from router.serving.models import Models, Named
 from router.serving.openai_errors import CONTEXT_LENGTH_EXCEEDED, class_of
@@ -134,6 +135,7 @@ class Gateway:
         access: Access | None = None,
         forward_headers: Sequence[str] = (),
         tools_order: ToolsOrder | None = None,
+        field_rules: FieldRules | None = None,
         retry_share: float = 0.1,
         on_fault: Callable[[str, str], None] = lambda model, fault: None,
         dice: random.Random | None = None,
@@ -142,6 +144,7 @@ class Gateway:
         failed before its first byte, and how (`failover.py`)."""
         self._models = models
         self._tools_order = tools_order
+        self._field_rules = field_rules or FieldRules()
         self._place: Callable[[Ask], Booking | Awaitable[Booking]] = getattr(placement, "place_now", placement.place)
         self._progress = placement.progress
         self._release = placement.release
@@ -181,8 +184,7 @@ class Gateway:
                 loop = asyncio.get_running_loop()
                 passage.keep_alive = KeepAlive(reply, every_s, is_amid=passage.is_amid, loop=loop)
             self.budget.request()
-            if self._quarantine and self._quarantine.holds(call.body):
-                raise _deadly()
+            self._check(call)
             if self._tools_order is not None and "tools" in call.fields:
                 self._tools_order.observe(call.named.model.name, call.fields["tools"])
             prompt = self._read_prompt(call)
@@ -216,13 +218,23 @@ class Gateway:
         model = call.named.model
         return call.asked_of(self._models.resolve(choose(model.split, model.name, call.session, call.fields)))
 
+    def _check(self, call: Call) -> None:
+        """Raises what a request is refused for, whatever its engines."""
+        caller = call.caller
+        if caller.domain:
+            self._field_rules.check(call.fields, call.form, caller)
+        if self._quarantine and self._quarantine.holds(call.body, caller.domain):
+            raise _deadly()
+
     def _read_prompt(self, call: Call) -> Prompt | Awaitable[Prompt]:
         if not call.api.reads_prompt:
             return call.api.unread_prompt(call.fields, len(call.body))
         prompts, lora = call.named.model.prompts, call.named.lora
         prepare = getattr(prompts, "prepare_now", prompts.prepare)
         try:
-            prompt: Prompt | Awaitable[Prompt] = prepare(call.path, call.fields, salt=call.salt, lora=lora)
+            prompt: Prompt | Awaitable[Prompt] = prepare(
+                call.path, call.fields, domain=call.caller.domain, salt=call.salt, lora=lora
+            )
         except Exception as unexpected:
             return _unread(call, unexpected)
         return prompt
@@ -292,7 +304,7 @@ class Gateway:
             fault = await self._fault(call, booking, error) if booking is not None and not reply.started else None
             if fault is None or booking is None:
                 raise error
-            if fault is Fault.DIED and self._quarantine.note(call.body, booking.instance):
+            if fault is Fault.DIED and self._quarantine.note(call.body, booking.instance, call.caller.domain):
                 raise _deadly()
             if not tries.again(fault, booking.instance, age_s=passage.age_s):
                 raise error
