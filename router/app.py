@@ -32,15 +32,17 @@ import uvloop
 from router import __version__, life, plugins
 from router.admin import serve as admin_process
 from router.admin.serve import AdminServer
-from router.config import Config, Listen, ListenTls, PolicyChoice, WaitingRoom
+from router.config import Config, Isolation, Listen, ListenTls, PolicyChoice, WaitingRoom
 from router.core import Instance, Outcome, Placement, Policy
 from router.errors import ConfigError, Conflict, WarmrouteError
 from router.http.client import Pool
 from router.http.messages import Limits, PoolLimits, Request
 from router.http.proxies import TrustedProxies
 from router.http.server import Server, serve
+from router.isolation import IsolationView
 from router.life import Signals
 from router.live import LiveView, feed_counts, room_figures
+from router.prover import Prover
 from router.reload import compare
 from router.roster import Changes, Roster, load_adapters
 from router.routing import persist
@@ -48,6 +50,7 @@ from router.routing.bookings import Bookings
 from router.routing.brain import Brain, Placed
 from router.routing.feed import Feed
 from router.routing.fleet import Fleet
+from router.routing.footprint import Footprints
 from router.routing.index import BlockIndex
 from router.routing.recent import RecentDispatches
 from router.routing.room_rule import RoomRule
@@ -55,9 +58,12 @@ from router.routing.sent import SentIndex
 from router.routing.shadow import Shadows
 from router.routing.trace_log import TraceLog
 from router.routing.waiting_room import RoomLimits
-from router.serving.edge import Edge
+from router.serving.edge import Edge, Identify
 from router.serving.engines import Engines
 from router.serving.gateway import Gateway, Listener
+from router.serving.isolation.fields import FieldRules
+from router.serving.isolation.salts import Salts
+from router.serving.isolation.shadow import IsolationShadow
 from router.serving.models import Models
 from router.serving.proxy import Proxy
 from router.serving.tools_order import ToolsOrder
@@ -80,10 +86,12 @@ ReadAgain = Callable[[], Config]
 
 
 class Running:
-    """A gateway, from `async with` to its end. `url` and `admin_url` are where it listens; `live` is `core.Live`.
+    """A gateway, from `async with` to its end. `url` and `admin_url` are where it listens; `live` is `core.Live`,
+    `salts` what callers of each domain get.
 
     `door`: what stands between serving and routing, e.g. a socket (`router/wire.py`); by default nothing does.
     `listeners`: who else is told of every Outcome.
+    `identify`: who asks; None: the gateway is open.
     `read_again`: for `reload`; None: there is no file to read. `drain_s`: how long running requests may go on at the
     end, if `drain` was not called before.
     """
@@ -91,6 +99,7 @@ class Running:
     url: str
     admin_url: str | None
     live: LiveView
+    salts: Salts
     _server: Server
 
     def __init__(
@@ -102,8 +111,10 @@ class Running:
         door: Door | None = None,
         listeners: Sequence[Listener] = (),
         read_again: ReadAgain | None = None,
+        identify: Identify | None = None,
     ) -> None:
         self._config = config
+        self._identify = identify
         self._read_again = read_again
         self._reloading = asyncio.Lock()
         self._clock = time.monotonic
@@ -131,21 +142,26 @@ class Running:
         dice = self._dice = random.Random()
         state = config.make_state_dir()
         secret = deployment_secret(state)
+        self.salts = cache_salts(config.isolation, state)
         executor = ThreadPoolExecutor(1, "tokenize")
         self._at_end(lambda: executor.shutdown(wait=False, cancel_futures=True))
 
         # What is known, and how it chooses
-        fleet, bookings = Fleet(), Bookings[Placed](first_id=dice.getrandbits(40))
+        fleet = Fleet(unverified=config.isolation.unverified)
+        bookings = Bookings[Placed](first_id=dice.getrandbits(40))
         index = BlockIndex(secret, max_bytes=int(config.index.max_bytes), clock=clock)
         sent = SentIndex(index, clock=clock)
         recent = RecentDispatches(clock=clock)
         tools_order, trace_log = ToolsOrder(), TraceLog()
+        footprints = Footprints(most=config.isolation.cold_share)
+        shadow = IsolationShadow(call_at=_timer(clock), clock=clock)
         telemetry = Telemetry(
             fleet=lambda: fleet.rows(clock()),
             feed=lambda: feed_counts(feed, index),
             reordered_tools=lambda: tools_order.counts,
             room=lambda: room_figures(brain.room, clock()),
             shadows=lambda: {} if self._shadows is None else self._shadows.figures(),
+            isolation=lambda: isolation.figures(),
             connections=lambda: engines.connections(),
             refused=lambda: self._server.refused,
         )
@@ -162,6 +178,7 @@ class Running:
             model_policies=by_model,
             ttft_slo_ms=ttft_slo_ms(config.policy),
             shadows=self._shadows,
+            footprints=footprints,
             decided=telemetry.decided,
             ended=trace_log.note,
             clock=clock,
@@ -202,6 +219,20 @@ class Running:
             models=models,
             secret=secret,
             executor=executor,
+            shadow=shadow,
+        )
+        prover = Prover(
+            fleet=fleet,
+            index=index,
+            engines=engines,
+            adapters=adapters,
+            secret=secret,
+            wanted=lambda: self._identify is not None,
+            open_engines=config.isolation.open_engines == "note",
+            clock=clock,
+        )
+        isolation = IsolationView(
+            lambda: self._config.isolation, fleet=fleet, prover=prover, footprints=footprints, shadow=shadow
         )
         placement = brain if self._door is None else await self._stack.enter_async_context(self._door(brain))
         gateway = self._gateway = Gateway(
@@ -214,6 +245,7 @@ class Running:
             access=access_log(proxies) if config.listen.access_log else None,
             forward_headers=config.listen.forward_headers,
             tools_order=tools_order,
+            field_rules=FieldRules(safe=config.isolation.safe_fields, media_hosts=config.isolation.media_hosts),
             retry_share=config.failover.share,
             on_fault=telemetry.fault,
             dice=dice,
@@ -227,14 +259,23 @@ class Running:
             trace_log=trace_log,
             clock=clock,
             reload=self.reload,
+            isolation=isolation.report,
         )
-        self._edge = Edge(gateway, models, readiness=self.live.readiness, origins=config.listen.cors.origins)
+        self._edge = Edge(
+            gateway,
+            models,
+            readiness=self.live.readiness,
+            identify=self._identify,
+            origins=config.listen.cors.origins,
+        )
 
         # Life
         await feed.start()
         self._at_end(feed.stop)
         await roster.start()
         self._at_end(roster.stop)
+        prover.start()
+        self._at_end(prover.stop)
         self._save = partial(_save, index_file, index, secret, feed)
         self._every(config.index.save_every_s, self._save, at_end=True)
         self._stack.push_async_callback(self._spawned(telemetry.sample_lag()))
@@ -525,9 +566,9 @@ def expected_models(config: Config) -> set[str]:
     return named | arms | set(config.aliases) | (set(config.models) - {"*"})
 
 
-def deployment_secret(state_dir: Path) -> bytes:
+def deployment_secret(state_dir: Path, name: str = "secret") -> bytes:
     """Made at the first start; all block keys hang on it."""
-    path = state_dir / "secret"
+    path = state_dir / name
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -535,6 +576,13 @@ def deployment_secret(state_dir: Path) -> bytes:
         with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
             file.write(secret)
         return secret
+
+
+def cache_salts(settings: Isolation, state_dir: Path) -> Salts:
+    """What tells domains of isolation apart: by the secret of the configuration, else one made at the first start."""
+    given = settings.secret
+    secret = deployment_secret(state_dir, "isolation") if given is None else given.get_secret_value().encode()
+    return Salts(secret, settings.version)
 
 
 def run(config: Config, *, read_again: ReadAgain | None = None) -> None:

@@ -553,8 +553,8 @@ class Adapter(Protocol):
         """The engine's own token ids for a chat or completion body."""
         ...
 
-    async def probe(self, instance: Instance, tokens: list[int], salt: str) -> int | None:
-        """Computes a prompt under a cache salt, on rank 0: how many of its tokens were cached. None: it does not say."""
+    async def probe(self, instance: Instance, tokens: list[int], salt: str, rank: int | None) -> int | None:
+        """Computes a prompt under a cache salt: how many of its tokens were cached. None: the engine does not say."""
         ...
 
     async def request_fields(self, instance: Instance) -> Mapping[str, Sequence[frozenset[str]]]:

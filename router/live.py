@@ -36,6 +36,7 @@ class LiveView:
         trace_log: TraceLog,
         clock: Callable[[], float],
         reload: Callable[[], Awaitable[dict[str, Any]]],
+        isolation: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self.draining = False
         self._fleet = fleet
@@ -46,6 +47,7 @@ class LiveView:
         self._trace_log = trace_log
         self._clock = clock
         self._reload = reload
+        self._isolation = isolation
 
     async def fleet(self) -> list[dict[str, Any]]:
         waiting = [
@@ -142,6 +144,9 @@ class LiveView:
 
     async def metrics(self) -> bytes:
         return await self._telemetry.page()
+
+    async def isolation(self) -> dict[str, Any]:
+        return self._isolation()
 
     async def trace(self, position: int) -> tuple[list[bytes], int | None]:
         return self._trace_log.read(position)

@@ -121,6 +121,9 @@ class Engines:
             self._retired.add(engine.pool)
             engine.renew(self._make_pool(engine.instance))
 
+    def find(self, instance_id: str) -> Engine | None:
+        return self._engines.get(instance_id)
+
     def instance(self, instance_id: str) -> Instance | None:
         engine = self._engines.get(instance_id)
         return engine.instance if engine is not None else None

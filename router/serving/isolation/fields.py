@@ -44,7 +44,7 @@ class FieldRules:
         if form is not None:
             refused = [name for name in form.names if name == "cache_salt" or self._refuses(name, caller)]
         elif caller.isolated:
-            refused = [] if self._open.issuperset(fields) else self._of(fields, caller)
+            refused = [] if fields.keys() <= self._open else self._of(fields, caller)
         else:
             refused = [] if self._steering.isdisjoint(fields) else self._of(fields, caller)
         if form is None:
@@ -67,7 +67,7 @@ class FieldRules:
     def _nested(self, fields: Mapping[str, Any], caller: Caller) -> list[str]:
         refused: list[str] = []
         sampling, template = fields.get("sampling_params"), fields.get("chat_template_kwargs")
-        if isinstance(sampling, dict) and not self._sampling.issuperset(sampling):
+        if isinstance(sampling, dict) and not sampling.keys() <= self._sampling:
             refused += [
                 f"sampling_params.{name}"
                 for name in sampling

@@ -45,17 +45,20 @@ class Salts:
         return hmac.digest(self._secret, named, sha256).hex()
 
 
-def salted_paths(kind: str, described: Mapping[str, Sequence[frozenset[str]]] | None = None) -> frozenset[str]:
+def salted_paths(
+    kind: str, described: Mapping[str, Sequence[frozenset[str]]] | None = None, *, verified: bool = False
+) -> frozenset[str]:
     """Where an engine takes `cache_salt`.
 
     described: the fields of its requests, as it tells them; without that, where every version of its kind does.
+    verified: it has been seen to honour one, whatever its kind.
     """
-    if described:
+    if described and CHAT in described:
         found = {path for path, forms in described.items() if forms and all("cache_salt" in form for form in forms)}
         return frozenset(path for path in found if (kind, path) not in _NOT_HONOURED)
-    if kind not in ("vllm", "sglang"):
-        return frozenset()
-    return _EVERYWHERE | _ALSO_VLLM if kind == "vllm" else _EVERYWHERE
+    if kind == "vllm":
+        return _EVERYWHERE | _ALSO_VLLM
+    return _EVERYWHERE if kind == "sglang" or verified else frozenset()
 
 
 def kept_apart_on(salted: frozenset[str]) -> frozenset[str]:
