@@ -15,10 +15,10 @@ from functools import partial
 import msgspec
 
 from router.core import Ask, Booking, Candidate, Decision, Outcome, Policy, Prompt, Snapshot
-from router.errors import NoEngine, WarmrouteError
+from router.errors import Forbidden, NoEngine, WarmrouteError
 from router.routing.bookings import LEASE_FACTOR, Bookings, Record
 from router.routing.decide import LEAST_BOOKED, decide
-from router.routing.fleet import NOT_APART, Fleet, Rank
+from router.routing.fleet import NO_SALT, NOT_APART, Fleet, Rank
 from router.routing.footprint import Footprints
 from router.routing.holdings import Holdings, promised_tokens
 from router.routing.index import BlockIndex
@@ -62,7 +62,6 @@ else it does."""
 REFUSES_US = frozenset({"engine_401", "engine_403"})
 
 _NO_KEYS: Sequence[int] = ()
-_NOT_KEPT_APART = "No engine of the model has been seen to keep this caller's cache apart from others'."
 
 
 class Placed(msgspec.Struct, eq=False):
@@ -282,15 +281,11 @@ class Brain:
         return self._fleet.routable(model, lora).ranks
 
     def look(self, ask: Ask, now: float) -> Look:
-        """Who can serve a request, and what each holds of it. Raises `NoEngine`."""
+        """Who can serve a request, and what each holds of it. Raises `NoEngine`, and `Forbidden` for a route on which
+        no engine keeps the caller's cache apart."""
         ranks, filtered = self._fleet.candidates(ask, now=now)
         if not ranks:
-            kept_out = bool(filtered) and all(why.startswith(NOT_APART) for why in filtered.values())
-            raise NoEngine(
-                _NOT_KEPT_APART if kept_out else f"No engine can serve the model {ask.model!r} at the moment.",
-                detail="; ".join(f"{rank}: {why}" for rank, why in filtered.items()),
-                retry_after_s=RETRY_AFTER_S,
-            )
+            raise _nobody(ask, filtered)
         look = Look(ranks, Holdings(ask, self._index, self._recent).candidates(ranks, now), filtered)
         return look if self._footprints is None or not ask.domain else self._bounded(ask, look, self._footprints)
 
@@ -484,6 +479,22 @@ def _snapshot(ask: Ask, candidates: tuple[Candidate, ...], now: float, ttft_slo_
         _output_tokens(ask),
         _prefix(prompt),
         ttft_slo_ms,
+    )
+
+
+def _nobody(ask: Ask, filtered: Mapping[str, str]) -> WarmrouteError:
+    reasons = filtered.values()
+    if filtered and all(why.startswith(NO_SALT) for why in reasons):
+        return Forbidden(
+            "No engine of the model keeps caches apart on this route.", code="route_not_isolated", detail=NO_SALT
+        )
+    kept_out = filtered and all(why.startswith(NOT_APART) for why in reasons)
+    return NoEngine(
+        "No engine of the model has been seen to keep this caller's cache apart from others'."
+        if kept_out
+        else f"No engine can serve the model {ask.model!r} at the moment.",
+        detail="; ".join(f"{rank}: {why}" for rank, why in filtered.items()),
+        retry_after_s=RETRY_AFTER_S,
     )
 
 

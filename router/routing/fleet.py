@@ -52,6 +52,8 @@ OWNER = "tenant"
 NOT_APART = "isolation: "
 """How a reason begins why a rank may not be used by somebody whose cache must be kept apart."""
 
+NO_SALT = f"{NOT_APART}takes no cache salt on "
+
 _CALLERS = 4_096
 """So many kinds of callers are remembered with whom they may use."""
 
@@ -340,7 +342,7 @@ class Fleet:
         if self.unverified == "allow" or (self.unverified == "dedicated" and dedicated and owner is not None):
             return ""
         if rank.kept_apart_on:
-            return f"{NOT_APART}takes no cache salt on {ask.isolated_on}"
+            return f"{NO_SALT}{ask.isolated_on}"
         return f"{NOT_APART}{rank.isolation or 'not yet seen to honour cache salts'}"
 
     # --- health and load
