@@ -15,7 +15,6 @@ import logging
 import multiprocessing
 import os
 import random
-import secrets
 import sys
 import tempfile
 import time
@@ -32,7 +31,8 @@ import uvloop
 from router import __version__, life, plugins
 from router.admin import serve as admin_process
 from router.admin.serve import AdminServer
-from router.config import Config, Isolation, Listen, ListenTls, PolicyChoice, WaitingRoom
+from router.config import Auth, Config, Listen, ListenTls, PolicyChoice, WaitingRoom
+from router.config.listen import asks_for_certificates, is_loopback
 from router.core import Instance, Outcome, Placement, Policy
 from router.errors import ConfigError, Conflict, WarmrouteError
 from router.http.client import Pool
@@ -58,15 +58,21 @@ from router.routing.sent import SentIndex
 from router.routing.shadow import Shadows
 from router.routing.trace_log import TraceLog
 from router.routing.waiting_room import RoomLimits
-from router.serving.edge import Edge, Identify
+from router.serving.callers import Callers
+from router.serving.edge import Edge
 from router.serving.engines import Engines
 from router.serving.gateway import Gateway, Listener
+from router.serving.identity import Identity, IdentityHeader
 from router.serving.isolation.fields import FieldRules
 from router.serving.isolation.salts import Salts
 from router.serving.isolation.shadow import IsolationShadow
 from router.serving.models import Models
 from router.serving.proxy import Proxy
 from router.serving.tools_order import ToolsOrder
+from router.state import deployment_secret, isolation_secret, open_store, pepper
+from router.store.database import Database
+from router.store.isolation import ProofStore
+from router.store.pseudonyms import pseudonym
 from router.telemetry import Telemetry, log_access
 from router.tls import ServerContext, ServerTls
 from router.wire import WireServer, live_methods
@@ -86,12 +92,10 @@ ReadAgain = Callable[[], Config]
 
 
 class Running:
-    """A gateway, from `async with` to its end. `url` and `admin_url` are where it listens; `live` is `core.Live`,
-    `salts` what callers of each domain get.
+    """A gateway, from `async with` to its end. `url` and `admin_url` are where it listens; `live` is `core.Live`.
 
     `door`: what stands between serving and routing, e.g. a socket (`router/wire.py`); by default nothing does.
     `listeners`: who else is told of every Outcome.
-    `identify`: who asks; None: the gateway is open.
     `read_again`: for `reload`; None: there is no file to read. `drain_s`: how long running requests may go on at the
     end, if `drain` was not called before.
     """
@@ -99,7 +103,6 @@ class Running:
     url: str
     admin_url: str | None
     live: LiveView
-    salts: Salts
     _server: Server
 
     def __init__(
@@ -111,10 +114,8 @@ class Running:
         door: Door | None = None,
         listeners: Sequence[Listener] = (),
         read_again: ReadAgain | None = None,
-        identify: Identify | None = None,
     ) -> None:
         self._config = config
-        self._identify = identify
         self._read_again = read_again
         self._reloading = asyncio.Lock()
         self._clock = time.monotonic
@@ -141,8 +142,11 @@ class Running:
         config, clock = self._config, self._clock
         dice = self._dice = random.Random()
         state = config.make_state_dir()
-        secret = deployment_secret(state)
-        self.salts = cache_salts(config.isolation, state)
+        secret, key_pepper = deployment_secret(state), pepper(config, state)
+        store = await open_store(config, state)
+        self._at_end(store.aclose)
+        salts = Salts(isolation_secret(config, state), config.isolation.version)
+        identity = await self._identify(store, key_pepper, salts)
         executor = ThreadPoolExecutor(1, "tokenize")
         self._at_end(lambda: executor.shutdown(wait=False, cancel_futures=True))
 
@@ -164,6 +168,8 @@ class Running:
             isolation=lambda: isolation.figures(),
             connections=lambda: engines.connections(),
             refused=lambda: self._server.refused,
+            callers=dict if identity is None else identity.figures,
+            strangers=dict if identity is None else lambda: identity.refused,
         )
         self._policies, by_model = load_policies(config, dice)
         self._shadows = open_shadows(config.policy, _timer(clock), clock)
@@ -227,7 +233,8 @@ class Running:
             engines=engines,
             adapters=adapters,
             secret=secret,
-            wanted=lambda: self._identify is not None,
+            wanted=lambda: identity is not None and identity.mode == "keys",
+            store=ProofStore(store),
             open_engines=config.isolation.open_engines == "note",
             clock=clock,
         )
@@ -249,6 +256,7 @@ class Running:
             retry_share=config.failover.share,
             on_fault=telemetry.fault,
             dice=dice,
+            pseudonym=partial(pseudonym, key_pepper),
         )
         self.live = LiveView(
             fleet=fleet,
@@ -259,13 +267,14 @@ class Running:
             trace_log=trace_log,
             clock=clock,
             reload=self.reload,
+            identity=identity,
             isolation=isolation.report,
         )
         self._edge = Edge(
             gateway,
             models,
             readiness=self.live.readiness,
-            identify=self._identify,
+            identify=identity,
             origins=config.listen.cors.origins,
         )
 
@@ -283,6 +292,29 @@ class Running:
         await self._serve_admin()
         gc.collect()
         gc.freeze()  # what was built at the start is not looked at again by every collection
+
+    async def _identify(self, store: Database, key_pepper: bytes, salts: Salts) -> Identity | None:
+        """None: nobody is asked who they are."""
+        config = self._config
+        auth, listen = config.auth, config.listen
+        if auth.mode == "open":
+            return None
+        callers = Callers(
+            store,
+            pepper=key_pepper,
+            salt_of=salts.of,
+            refresh_s=auth.refresh_s,
+            stale_s=auth.stale_s,
+        )
+        identity = Identity(
+            callers,
+            needs_key=auth.mode == "keys",
+            private=is_loopback(listen.host) or asks_for_certificates(listen.tls),
+            header=identity_header(auth),
+        )
+        await identity.refresh()
+        self._every(auth.refresh_s, identity.refresh, at_end=False)
+        return identity
 
     # --- while it runs
 
@@ -527,6 +559,13 @@ def _timer(clock: Callable[[], float]) -> CallAt:
     return call_at
 
 
+def identity_header(auth: Auth) -> IdentityHeader | None:
+    if auth.header is None:
+        return None
+    peers = TrustedProxies(map(ipaddress.ip_network, auth.header.peers)) if auth.header.peers else None
+    return IdentityHeader(auth.header.name.encode(), peers)
+
+
 def room_settings(settings: WaitingRoom) -> tuple[RoomRule, RoomLimits]:
     return (
         RoomRule(free_tokens=settings.free_tokens, head_start_max_s=settings.head_start_max_s),
@@ -564,25 +603,6 @@ def expected_models(config: Config) -> set[str]:
     named = {engine.model for engine in config.engines if engine.model is not None}
     arms = {arm for model in config.models.values() for arm in model.split}
     return named | arms | set(config.aliases) | (set(config.models) - {"*"})
-
-
-def deployment_secret(state_dir: Path, name: str = "secret") -> bytes:
-    """Made at the first start; all block keys hang on it."""
-    path = state_dir / name
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        secret = secrets.token_bytes(32)
-        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-            file.write(secret)
-        return secret
-
-
-def cache_salts(settings: Isolation, state_dir: Path) -> Salts:
-    """What tells domains of isolation apart: by the secret of the configuration, else one made at the first start."""
-    given = settings.secret
-    secret = deployment_secret(state_dir, "isolation") if given is None else given.get_secret_value().encode()
-    return Salts(secret, settings.version)
 
 
 def run(config: Config, *, read_again: ReadAgain | None = None) -> None:

@@ -436,6 +436,8 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     retry_after_s: float | None = None  # when the engine said it may be asked again
     asked_model: str = ""  # the name the client gave, if that is a split and `model` the arm that was chosen
     caller: Caller = OPEN
+    tags: tuple[str, ...] = ()  # as the client named them
+    end_user: str = ""  # a pseudonym
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -472,8 +474,11 @@ class Live(Protocol):
         """One row an (instance, rank): state, load, bookings, index, confidence, hit rate, TTFT."""
         ...
 
-    async def explain(self, path: str, body: bytes) -> dict[str, Any]:
-        """The decision for an OpenAI request body, without sending it."""
+    async def explain(self, path: str, body: bytes, tenant: str | None = None) -> dict[str, Any]:
+        """The decision for an OpenAI request body, without sending it; as for a tenant (id or name), if one is given.
+
+        Raises BadRequest for a tenant that does not exist.
+        """
         ...
 
     async def parity(self, model: str | None) -> list[dict[str, Any]]:

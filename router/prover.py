@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from router.core import Adapter, Instance
 from router.errors import EngineError, StoreUnavailable
@@ -22,7 +22,7 @@ from router.routing.proof import Proof, prove
 from router.serving.engines import Engines
 from router.serving.isolation.catalogue import unreviewed
 from router.serving.isolation.salts import kept_apart_on, salted_paths
-from router.store.isolation import ProofRow
+from router.store.isolation import ProofRow, ProofStore
 
 log = logging.getLogger("warmroute")
 
@@ -34,13 +34,6 @@ EVENTS_S = 3.0
 """How long the events of a probe are waited for."""
 _OPEN = "it answers without a key, so that tenants could go past the gateway: start it with --api-key and set api_key"
 _FIELDS_SHOWN = 12
-
-
-class ProofStore(Protocol):
-    """Both raise StoreUnavailable."""
-
-    async def read(self) -> Sequence[ProofRow]: ...
-    async def write(self, row: ProofRow) -> None: ...
 
 
 class _Known:

@@ -110,6 +110,8 @@ class Reply:
         if self.waiting:
             self.break_off(error)
             return
+        if error.status == 401:
+            self.lines += b"\r\nwww-authenticate: Bearer"
         if error.retry_after_s is not None:
             self.lines += b"\r\nretry-after: %d" % ceil(error.retry_after_s)
         self.whole(self.api.status(error), JSON, self.api.render(error, self.request_id))

@@ -32,18 +32,22 @@ class TenantRule(NamedTuple):
     keys: tuple[str, ...]
 
 
-async def read_proofs(database: Database) -> list[ProofRow]:
-    """Raises StoreUnavailable."""
-    async with database.read() as connection:
-        return [ProofRow(*row) for row in await connection.execute(select(isolation_proofs))]
+class ProofStore:
+    """The last proof of each engine and model. Both raise StoreUnavailable."""
 
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
-async def write_proof(database: Database, row: ProofRow) -> None:
-    """In place of the one of an earlier process. Raises StoreUnavailable."""
-    table = isolation_proofs
-    async with database.write() as connection:
-        await connection.execute(delete(table).where(table.c.instance == row.instance, table.c.model == row.model))
-        await connection.execute(insert(table), row._asdict())
+    async def read(self) -> list[ProofRow]:
+        async with self._database.read() as connection:
+            return [ProofRow(*row) for row in await connection.execute(select(isolation_proofs))]
+
+    async def write(self, row: ProofRow) -> None:
+        """In place of the one of an earlier process."""
+        table = isolation_proofs
+        async with self._database.write() as connection:
+            await connection.execute(delete(table).where(table.c.instance == row.instance, table.c.model == row.model))
+            await connection.execute(insert(table), row._asdict())
 
 
 async def tenant_rules(database: Database) -> list[TenantRule]:
