@@ -26,12 +26,10 @@ from router.store.isolation import ProofRow, ProofStore
 
 log = logging.getLogger("warmroute")
 
-LOOK_S = 1.0
+LOOK_S = 0.25
 AT_ONCE = 4
 RETRY_S, RETRY_AT_MOST_S = 30.0, 3_600.0
 """An engine that was not seen to honour salts is asked again: it may have been too busy to tell."""
-EVENTS_S = 3.0
-"""How long the events of a probe are waited for."""
 _OPEN = "it answers without a key, so that tenants could go past the gateway: start it with --api-key and set api_key"
 _FIELDS_SHOWN = 12
 
@@ -108,7 +106,7 @@ class Prover:
             "engine": instance.engine,
             "version": rank.facts.version,
             "verified": bool(rank.kept_apart_on) or not rank.caches,
-            "method": row.method if row is not None and rank.caches else "none",
+            "method": "none" if not rank.caches else row.method if row is not None else None,  # None: not asked yet
             "detail": rank.isolation if rank.caches else "keeps no prefixes",
             "verified_at": row.at if row is not None and row.verified else None,
             "kept_apart_on": sorted(rank.kept_apart_on),
@@ -200,11 +198,11 @@ class Prover:
             log.warning("%s describes fields that were not reviewed; isolated keys may not set %s", instance.id, shown)
         known.unreviewed = fields
 
-    async def _saw_salt(self, rank: Rank, tokens: list[int], salt: str) -> bool:
+    async def _saw_salt(self, rank: Rank, tokens: list[int], salt: str, wait_s: float) -> bool:
         """By our own index: blocks that events have told of lie under the salt they told."""
         if rank.slot is None or rank.slot_is_assumed:
             return False
-        model, size, until = rank.slot.model, rank.block_size, self._clock() + EVENTS_S
+        model, size, until = rank.slot.model, rank.block_size, self._clock() + wait_s
         salted = chain(root_key(self._secret, model, None, salt), tokens, size)
         plain = chain(root_key(self._secret, model, None, None), tokens, size)
         while self._clock() < until:

@@ -23,13 +23,14 @@ from router.core import Adapter, EngineFacts, Instance, Load
 from router.errors import EngineError
 
 Method = Literal["events", "usage", "counters", "none"]
-SawSalt = Callable[[list[int], str], Awaitable[bool]]
-"""Whether events have told of these tokens under this salt, and not without it. May wait for them for a while."""
+SawSalt = Callable[[list[int], str, float], Awaitable[bool]]
+"""Whether events have told of these tokens under this salt, and not without it: waits so many seconds for them."""
 
 _EXTERNAL_UNIT = 256
 """External caches keep whole chunks of so many tokens (LMCache): a shorter probe would not find them."""
 _IDS = range(200, 1_000)  # in every vocabulary, and special tokens in none that is known
 _COUNTER_ATTEMPTS = 3
+_EVENTS_SOON_S, _EVENTS_LATE_S = 0.3, 3.0
 _SETTLE_S = 0.3
 """An engine's totals may lag behind its answers."""
 _IGNORES = "reuses across cache salts ({} of {} tokens): use an engine that honours cache_salt, and no external cache"
@@ -49,6 +50,9 @@ class Proof(msgspec.Struct, frozen=True):
     detail: str
 
 
+_BY_EVENTS = Proof(True, "events", "its events name the salt of the blocks it stores")
+
+
 async def prove(instance: Instance, adapter: Adapter, facts: EngineFacts, saw_salt: SawSalt) -> Proof:
     """Raises EngineError where the engine does not answer the probes."""
     if not hasattr(adapter, "probe"):
@@ -60,11 +64,13 @@ async def prove(instance: Instance, adapter: Adapter, facts: EngineFacts, saw_sa
     crossed = await adapter.probe(instance, tokens, other, rank)
     if crossed:
         return Proof(False, "usage", _IGNORES.format(crossed, len(tokens)))
-    if await saw_salt(tokens, ours):
-        return Proof(True, "events", "its events name the salt of the blocks it stores")
+    if await saw_salt(tokens, ours, _EVENTS_SOON_S):
+        return _BY_EVENTS
     again = await adapter.probe(instance, tokens, ours, rank)
     if again:
         return Proof(True, "usage", f"{again} of {len(tokens)} tokens cached under the same salt, none under another")
+    if await saw_salt(tokens, ours, _EVENTS_LATE_S):
+        return _BY_EVENTS
     found = await _by_counters(instance, adapter, facts)
     return found or Proof(False, "none", _SILENT + _MENDS.get(instance.engine, _ANY_MEND))
 
