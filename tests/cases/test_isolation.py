@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.serving.apis import APIS, FORMS, ROUTES
+from router.serving.apis import FORMS, ROUTES
 from router.store.database import open_database
 from tests.accounts import PEPPER, Accounts
 from tests.cases.engine import MODEL, Engine, Exchange, answer_ok, event, whole_answer
@@ -101,17 +101,17 @@ class TestASaltThatATenantSends:
         await gateway.ask("T2", f'{plain}, "cache_salt": "T2-salt"}}'.encode())
         assert salts(engine)[-1] not in both
 
-    @pytest.mark.parametrize("path", sorted(APIS.keys() - FORMS))
-    async def test_reaches_an_engine_on_no_route(self, tenants: Any, path: str) -> None:
+    async def test_reaches_an_engine_on_no_route(self, tenants: Any) -> None:
         gateway = await tenants(engine := Engine(script=any_answer))
         body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "prompt": "x", "input": "x"}
         body |= {"token_ids": [1], "max_tokens": 1, "cache_salt": "T2-salt"}
-        for route in [route for route, known in ROUTES.items() if known == path]:
+        for route in [route for route, path in ROUTES.items() if path not in FORMS]:
             for who in ("T1", "T2"):
                 await gateway.ask(who, body, path=route)
+        assert len({exchange.path for exchange in engine.seen}) > 5
         assert not any(b"T2-salt" in exchange.body for exchange in engine.seen)
-        assert all(salts(engine)[0::2]) == all(salts(engine)[1::2])
-        assert not set(salts(engine)[0::2]) & set(salts(engine)[1::2])
+        first, second = set(salts(engine)[0::2]), set(salts(engine)[1::2])
+        assert (len(first), len(second), first & second) == (1, 1, set())
 
     async def test_keys_of_a_tenant_may_have_domains_of_their_own(self, tenants: Any) -> None:
         gateway = await tenants(engine := Engine(), tenant={"isolation": "key"})
