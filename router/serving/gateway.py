@@ -16,6 +16,7 @@ from router.http.messages import Request, header_lines
 from router.serving.attempt import Answer, Attempt
 from router.serving.call import TRACE_HEADERS, Call, read_call
 from router.serving.failover import TOTAL_TIMEOUT, Fault, RetryBudget, Tries
+from router.serving.isolation.fields import FieldRules
 from router.serving.keep_alive import KeepAlive
 from router.serving.limits.holds import Hold
 from router.serving.limits.limiter import Limiter
@@ -136,6 +137,7 @@ class Gateway:
         access: Access | None = None,
         forward_headers: Sequence[str] = (),
         tools_order: ToolsOrder | None = None,
+        field_rules: FieldRules | None = None,
         retry_share: float = 0.1,
         on_fault: Callable[[str, str], None] = lambda model, fault: None,
         limiter: Limiter | None = None,
@@ -146,6 +148,7 @@ class Gateway:
         failed before its first byte, and how (`failover.py`). `limiter`: None: there are no limits."""
         self._models = models
         self._tools_order = tools_order
+        self._field_rules = field_rules or FieldRules()
         self._place: Callable[[Ask], Booking | Awaitable[Booking]] = getattr(placement, "place_now", placement.place)
         self._progress = placement.progress
         self._release = placement.release
@@ -225,13 +228,16 @@ class Gateway:
         return call
 
     def _look_at(self, passage: Passage, call: Call, reply: Reply) -> None:
-        """What is seen without its prompt. Raises Quarantined."""
+        """What is seen without its prompt. Raises what a request is refused for, whatever its engines."""
         every_s = call.named.model.keep_alive_comments_s
         if every_s is not None and call.stream:
             loop = asyncio.get_running_loop()
             passage.keep_alive = KeepAlive(reply, every_s, is_amid=passage.is_amid, loop=loop)
         self.budget.request()
-        if self._quarantine and self._quarantine.holds(call.body):
+        caller = call.caller
+        if caller.domain:
+            self._field_rules.check(call.fields, call.form, caller)
+        if self._quarantine and self._quarantine.holds(call.body, caller.domain):
             raise deadly()
         if self._tools_order is not None and "tools" in call.fields:
             self._tools_order.observe(call.named.model.name, call.fields["tools"])
@@ -268,7 +274,9 @@ class Gateway:
         prompts, lora = call.named.model.prompts, call.named.lora
         prepare = getattr(prompts, "prepare_now", prompts.prepare)
         try:
-            prompt: Prompt | Awaitable[Prompt] = prepare(call.path, call.fields, salt=call.salt, lora=lora)
+            prompt: Prompt | Awaitable[Prompt] = prepare(
+                call.path, call.fields, domain=call.caller.domain, salt=call.salt, lora=lora
+            )
         except Exception as unexpected:
             return _unread(call, unexpected)
         return prompt
