@@ -24,14 +24,16 @@ import uvloop
 
 from router import config
 from router.app import Running
-from router.core import Caller
-from router.errors import Unauthenticated
+from router.serving.isolation.salts import Salts
+from router.store import migrate
+from tests.accounts import PEPPER, Accounts
 from tests.real.engines import CannotStart, RealEngines
 
 WORDS = 160
 """Some blocks of 32 tokens."""
 ABSENT = (403, 404)
 """The engine does not have the route, or does not say that it takes a salt there."""
+SECRET = "s" * 32
 ARGUMENTS = {"vllm": "--enable-scale-out"}
 """For /inference/v1/generate."""
 
@@ -99,7 +101,7 @@ def _of_usage(usage: Mapping[str, Any]) -> int:
 
 
 class Tenants:
-    """A gateway in this process that knows two tenants by their keys, A and B, and one key more of A's domain."""
+    """A gateway in this process, and two tenants with a key each: A and B."""
 
     def __init__(self, urls: list[str], state: Path) -> None:
         settings = {
@@ -107,19 +109,23 @@ class Tenants:
             "admin": {"port": 0},
             "state_dir": str(state),
             "engines": [{"url": url} for url in urls],
+            "auth": {"mode": "keys", "pepper": PEPPER},
+            "isolation": {"secret": SECRET},
         }
         (state / "warmroute.yaml").write_text(json.dumps(settings))
         self._ranks = len(urls)
-        self._running = Running(config.load(state / "warmroute.yaml", environ={}), admin="off", identify=self._identify)
-
-    def _identify(self, headers: Mapping[bytes, bytes]) -> Caller:
-        name = headers.get(b"authorization", b"").removeprefix(b"Bearer ").decode()
-        if name not in ("A", "B"):
-            raise Unauthenticated("no such key")
-        domain = f"tenant:{name}"
-        return Caller(tenant=name, key=name, domain=domain, salt=self._running.salts.of(domain))
+        self._state = state
+        self._running = Running(config.load(state / "warmroute.yaml", environ={}), admin="off")
+        self._keys: dict[str, str] = {}
+        self._ids: dict[str, str] = {}
 
     async def __aenter__(self) -> Tenants:
+        database = await migrate.open_store(None, self._state)
+        accounts = Accounts(database)
+        for name in ("A", "B"):
+            self._ids[name] = await accounts.tenant(name)
+            self._keys[name] = await accounts.key(await accounts.project(self._ids[name]))
+        await database.aclose()
         await self._running.__aenter__()
         self._http = httpx.AsyncClient(base_url=self._running.url, timeout=120, trust_env=False)
         return self
@@ -129,9 +135,8 @@ class Tenants:
         await self._running.__aexit__(None, None, None)
 
     def salt(self, name: str) -> str:
-        salt = self._running.salts.of(f"tenant:{name}")
-        assert salt is not None
-        return salt
+        """What engines are told for the tenant, which nobody but them and the gateway knows."""
+        return str(Salts(SECRET.encode()).of(f"tenant:{self._ids[name]}"))
 
     async def verified(self) -> list[dict[str, Any]]:
         """The engines once all have been asked whether they keep caches apart."""
@@ -154,7 +159,11 @@ class Tenants:
         return await self._http.post(
             path,
             content=content,
-            headers={"content-type": "application/json", "authorization": f"Bearer {who}", **(headers or {})},
+            headers={
+                "content-type": "application/json",
+                "authorization": f"Bearer {self._keys[who]}",
+                **(headers or {}),
+            },
         )
 
 
