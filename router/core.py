@@ -439,7 +439,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     events: int = 0  # stream events the client was sent: what stands for output tokens where there is no usage
     retry_after_s: float | None = None  # when the engine said it may be asked again
     asked_model: str = ""  # the name the client gave, if that is a split and `model` the arm that was chosen
-    resumed: int = 0  # engines that went on with its stream where one had broken off
+    resumed: int = 0  # engines that went on with its stream where one had broken off; `usage` is of the whole answer
     caller: Caller = OPEN
     tags: tuple[str, ...] = ()  # as the client named them
     end_user: str = ""  # a pseudonym
