@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +31,7 @@ import uvloop
 
 from router import __version__, life, plugins
 from router.admin import serve as admin_process
-from router.admin.serve import AdminServer
+from router.admin.serve import AdminServer, AdminSettings
 from router.config import Auth, Config, Listen, ListenTls, PolicyChoice, WaitingRoom
 from router.config.listen import asks_for_certificates, is_loopback
 from router.core import Instance, Outcome, Placement, Policy
@@ -63,7 +64,7 @@ from router.serving.identity import Identity, IdentityHeader
 from router.serving.models import Models
 from router.serving.proxy import Proxy
 from router.serving.tools_order import ToolsOrder
-from router.state import deployment_secret, open_store, pepper
+from router.state import audit_secret, deployment_secret, open_store, pepper, store_url
 from router.store.database import Database
 from router.store.pseudonyms import pseudonym
 from router.telemetry import Telemetry, log_access
@@ -403,7 +404,7 @@ class Running:
         self.admin_url = None
         admin = self._config.admin
         if self._admin == "inline":
-            server = AdminServer(self.live, host=admin.host, port=admin.port, tls=_server_tls(admin.tls))
+            server = AdminServer(self.live, admin_settings(self._config))
             port = await server.start()
             self._at_end(server.stop)
         elif self._admin == "process":
@@ -421,16 +422,16 @@ class Running:
         await wire.start(path)
         self._at_end(wire.stop)
         context = multiprocessing.get_context("spawn")
-        here, there = context.Pipe(duplex=False)
+        here, there = context.Pipe()
         admin = self._config.admin
         process = context.Process(
             target=admin_process.run,
-            args=(str(path), admin.host, admin.port, there, _server_tls(admin.tls)),
+            args=(str(path), admin_settings(self._config), there),
             daemon=True,
         )
         process.start()
         there.close()
-        self._at_end(lambda: asyncio.to_thread(_end, process))
+        self._at_end(lambda: asyncio.to_thread(_end, process, here))
         answered = await asyncio.to_thread(here.poll, ADMIN_START_S)
         try:
             answer = here.recv() if answered else "it did not answer"
@@ -535,6 +536,23 @@ def identity_header(auth: Auth) -> IdentityHeader | None:
     return IdentityHeader(auth.header.name.encode(), peers)
 
 
+def admin_settings(config: Config) -> AdminSettings:
+    admin, folder = config.admin, config.make_state_dir()
+    auth = admin.auth
+    return AdminSettings(
+        host=admin.host,
+        port=admin.port,
+        tls=_server_tls(admin.tls),
+        database_url=store_url(config, folder),
+        pepper=pepper(config, folder),
+        audit_secret=audit_secret(config, folder),
+        bootstrap_key=None if auth.bootstrap_key is None else auth.bootstrap_key.get_secret_value(),
+        open=is_loopback(admin.host) or asks_for_certificates(admin.tls),
+        metrics_open=auth.metrics_open,
+        oidc=None if auth.oidc is None else auth.oidc.model_dump(),
+    )
+
+
 def room_settings(settings: WaitingRoom) -> tuple[RoomRule, RoomLimits]:
     return (
         RoomRule(free_tokens=settings.free_tokens, head_start_max_s=settings.head_start_max_s),
@@ -546,6 +564,7 @@ def http_limits(listen: Listen) -> Limits:
     return Limits(
         head_bytes=int(listen.max_head_bytes),
         headers=listen.max_headers,
+        connections=listen.max_connections,
         body_bytes=int(listen.max_body_bytes),
         keep_alive_s=listen.keep_alive_s,
         head_s=listen.head_s,
@@ -605,8 +624,9 @@ def _host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _end(process: BaseProcess) -> None:
-    process.terminate()
+def _end(process: BaseProcess, connection: Connection) -> None:
+    """`connection`: that the process lives by."""
+    connection.close()
     process.join(5)
     if process.is_alive():
         process.kill()

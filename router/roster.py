@@ -536,6 +536,7 @@ def _failover(config: Config, model: str) -> FailoverRule:
         within_s=rule.within_s,
         wait_s=rule.wait_s,
         move_on_s=rule.move_on_s,
+        resume=rule.resume,
     )
 
 

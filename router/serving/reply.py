@@ -30,6 +30,7 @@ class Responder(Protocol):
 
     started: bool
     gone: bool
+    paused: bool
     stalled: bool
     on_gone: Callable[[], None] | None
     on_pause: Callable[[], None] | None

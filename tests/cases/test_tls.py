@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -115,7 +114,6 @@ class Site:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
-        gc.unfreeze()  # a gateway freezes what was built at its start, and here many are built in one process
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 import sys
@@ -77,7 +78,14 @@ class Process:
 
     async def __aenter__(self) -> Self:
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "router", "serve", "-c", str(self._file), stderr=asyncio.subprocess.PIPE
+            sys.executable,
+            "-m",
+            "router",
+            "serve",
+            "-c",
+            str(self._file),
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
         )
         self._reading = asyncio.ensure_future(self._read())
         await until(self._started, what="it has started", seconds=30)
@@ -104,6 +112,17 @@ class Process:
 
     def tell(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
+
+    def tell_group(self, number: signal.Signals) -> None:
+        """As a supervisor does that does not know who is whose child."""
+        os.killpg(self._process.pid, number)
+
+    async def group_is_gone(self) -> bool:
+        try:
+            os.killpg(self._process.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
 
     async def ended(self) -> int:
         code = await asyncio.wait_for(self._process.wait(), 15)
@@ -152,7 +171,7 @@ async def test_sigterm_drains_and_nobody_notices(site: Site) -> None:
         await asyncio.gather(*(stream.begun() for stream in streams))
         await engine.has(count)
 
-        process.tell(signal.SIGTERM)
+        process.tell_group(signal.SIGTERM)
         await process.says("draining")
         engine.holds = False
         for url in (process.url, process.admin_url):
@@ -168,6 +187,7 @@ async def test_sigterm_drains_and_nobody_notices(site: Site) -> None:
         for answer in await asyncio.gather(*(stream.rest() for stream in streams)):
             assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         assert await process.ended() == 0
+        await until(process.group_is_gone, what="the admin process has ended with it")
     assert process.outcomes() == {(200, "complete", ""): count + 10}
 
 
