@@ -33,6 +33,8 @@ import uvloop
 
 from router import __version__, life, plugins
 from router.admin import serve as admin_process
+from router.admin.account_relay import ROUTES as ACCOUNT_ROUTES
+from router.admin.account_relay import AccountRelay
 from router.admin.serve import AdminServer, AdminSettings
 from router.config import Auth, Config, Listen, ListenTls, PolicyChoice, WaitingRoom
 from router.config.listen import asks_for_certificates, is_loopback
@@ -452,6 +454,10 @@ class Running:
         else:
             return
         self.admin_url = f"{_scheme(admin.tls)}://{_host(admin.host)}:{port}"
+        if admin.tls is None:  # else who asks must know its certificate, and may have to show one
+            accounts = AccountRelay(f"http://{_host(_reached(admin.host))}:{port}")
+            self._at_end(accounts.aclose)
+            self._edge.offer_accounts(accounts, ACCOUNT_ROUTES)
 
     async def _start_admin_process(self) -> int:
         """The admin API in a process of its own, which asks this one over a socket that only we can open."""
@@ -679,6 +685,11 @@ def _server_tls(tls: ListenTls | None) -> ServerTls | None:
 
 def _scheme(tls: ListenTls | None) -> str:
     return "http" if tls is None else "https"
+
+
+def _reached(host: str) -> str:
+    """Where this machine reaches what listens there."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def _host(host: str) -> str:

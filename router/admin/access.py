@@ -24,7 +24,19 @@ from router.store import admin_keys
 from router.store.database import Database
 from router.store.keys import key_mac
 
-AREAS = ("fleet", "decisions", "instances", "config", "tenants", "keys", "limits", "prices", "reports", "audit")
+AREAS = (
+    "fleet",
+    "decisions",
+    "instances",
+    "config",
+    "tenants",
+    "keys",
+    "limits",
+    "prices",
+    "reports",
+    "audit",
+    "isolation",
+)
 SCOPES = frozenset(("*", *(f"{area}:{right}" for area in AREAS for right in ("read", "write"))))
 
 _BEARER = re.compile(r"Bearer +(\S+)", re.IGNORECASE)

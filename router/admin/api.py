@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
+from functools import partial
+
 from fastapi import APIRouter, FastAPI
 
 from router import __version__
@@ -10,12 +13,16 @@ from router.admin.answers import ANY_ERROR, render_errors
 from router.admin.api_keys import keys_router
 from router.admin.audit import audit_router
 from router.admin.desk import Desk
+from router.admin.isolation import isolation_router
 from router.admin.live import health_router, live_router
+from router.admin.own import own_router
 from router.admin.projects import projects_router
+from router.admin.reports import reports_router
 from router.admin.rules import costs_router, limits_router, prices_router
 from router.admin.shims.litellm import litellm_router
 from router.admin.tenants import tenants_router
 from router.core import Live
+from router.store.isolation import tenant_rules
 
 OPEN = Access(None, pepper=b"")
 _PREFIX = "/admin/v1"
@@ -44,6 +51,11 @@ def create_app(
     if desk is not None:
         app.include_router(_accounts(desk, needs), prefix=_PREFIX)
         app.include_router(litellm_router(desk, needs, live))
+        app.include_router(own_router(desk, _today))
+        if live is not None:
+            report = isolation_router(live, partial(tenant_rules, desk.database))
+            right = [needs("isolation:read", all_tenants=True)]
+            app.include_router(report, prefix=f"{_PREFIX}/isolation", dependencies=right)
     return app
 
 
@@ -59,4 +71,9 @@ def _accounts(desk: Desk, needs: Needs) -> APIRouter:
     router.include_router(prices_router(desk, needs), prefix="/prices")
     router.include_router(costs_router(desk, needs), prefix="/instance-costs")
     router.include_router(audit_router(desk, needs), prefix="/audit")
+    router.include_router(reports_router(desk.database, needs, _today), prefix="/reports")
     return router
+
+
+def _today() -> datetime.date:
+    return datetime.datetime.now(datetime.UTC).date()

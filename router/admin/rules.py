@@ -15,12 +15,12 @@ from router.admin.tenants import without_none
 from router.errors import BadRequest, Conflict, Forbidden, UnknownObject
 from router.store.edits import Edit
 from router.store.ids import COST, LIMIT, PRICE, new_id
+from router.store.money import PARTS, plain
 from router.store.records import Table, succeed
 from router.store.schema import TOKEN_CLASSES, instance_costs, keys, limits, prices, projects, tenants
 
 _WINDOW = re.compile(r"([1-9]\d{0,4}[smhd]|month)\Z")
 _LEVELS: dict[str, Table] = {"tenant": tenants, "project": projects, "key": keys}
-_PARTS = 10**12  # of money, in an amount
 
 Currency = Annotated[str, StringConstraints(pattern=r"^[A-Z]{3}$")]
 Price = Annotated[Decimal, Field(ge=0, le=1_000_000, decimal_places=6)]
@@ -218,7 +218,7 @@ def _level_of(owner: str) -> str:
 
 
 def _stored(measure: str, amount: Decimal) -> int:
-    return int(amount * _PARTS) if measure == "money" else int(amount)
+    return int(amount * PARTS) if measure == "money" else int(amount)
 
 
 def _shown_limit(row: dict[str, Any]) -> dict[str, Any]:
@@ -229,14 +229,8 @@ def _readable(limit: dict[str, Any]) -> dict[str, Any]:
     """Money as text, not as parts."""
     if limit["measure"] != "money":
         return limit
-    return limit | {"amount": _plain(Decimal(limit["amount"]) / _PARTS)}
+    return limit | {"amount": plain(Decimal(limit["amount"]) / PARTS)}
 
 
 def _in_text(cost: dict[str, Any]) -> dict[str, Any]:
-    return cost | {"per_hour": _plain(cost["per_hour"])}
-
-
-def _plain(money: Decimal) -> str:
-    """2.49, never 2.490000000000 or 1E+1."""
-    text = f"{money:f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    return cost | {"per_hour": plain(cost["per_hour"])}

@@ -30,11 +30,13 @@ from router.serving.apis import APIS, OPENAI, ROUTES, Api
 from router.serving.apis.responses import NOT_STORED
 from router.serving.gateway import Gateway
 from router.serving.models import Models
-from router.serving.reply import Reply, Responder
+from router.serving.reply import Reply, Responder, content_lines
 from router.serving.run import Run
 
 Identify = Callable[[Request], Caller]
 """Who asks (`serving/identity.py`). Raises Unauthenticated and StoreUnavailable."""
+Account = Callable[[Request], Awaitable[tuple[int, bytes, bytes]]]
+"""Answers for accounts, elsewhere: status, content type, body."""
 Readiness = Callable[[], Awaitable[Mapping[str, Any]]]
 """`core.Live.readiness`: {"ready": bool, …per model}."""
 
@@ -92,6 +94,11 @@ class Edge:
             self._routes[path] = ("POST", partial(self._complete, upstream, APIS[upstream]))
         for prefix in ("/v1", ""):
             self._routes[prefix + "/models"] = ("GET", self._list_models)
+
+    def offer_accounts(self, account: Account, routes: Mapping[str, str]) -> None:
+        """`routes`: path -> method."""
+        for path, method in routes.items():
+            self._routes[path] = (method, partial(self._relay_account, account))
 
     @property
     def running(self) -> int:
@@ -183,6 +190,17 @@ class Edge:
 
     def _caller(self, request: Request) -> Caller:
         return OPEN if self._identify is None else self._identify(request)
+
+    def _relay_account(self, account: Account, request: Request, reply: Reply) -> None:
+        self._run(self._say_account(account, request, reply), reply)
+
+    async def _say_account(self, account: Account, request: Request, reply: Reply) -> None:
+        try:
+            status, content_type, body = await asyncio.ensure_future(account(request))
+        except WarmrouteError as error:
+            reply.fail(error)
+        else:
+            reply.whole(status, content_lines(content_type), body)
 
     def _list_models(self, request: Request, reply: Reply) -> None:
         reply.json(self._models.listing(self._caller(request).models))

@@ -27,3 +27,9 @@ class Money(TypeDecorator[Decimal]):
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Decimal | None:
         return None if value is None else Decimal(int(value)) / PARTS
+
+
+def plain(money: Decimal) -> str:
+    """2.49, never 2.490000000000 or 1E+1."""
+    text = f"{money:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
