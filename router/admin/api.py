@@ -12,6 +12,7 @@ from router.admin.audit import audit_router
 from router.admin.desk import Desk
 from router.admin.live import health_router, live_router
 from router.admin.projects import projects_router
+from router.admin.reports import reports_router
 from router.admin.rules import costs_router, limits_router, prices_router
 from router.admin.shims.litellm import litellm_router
 from router.admin.tenants import tenants_router
@@ -58,5 +59,6 @@ def _accounts(desk: Desk, needs: Needs) -> APIRouter:
     router.include_router(limits_router(desk, needs), prefix="/limits")
     router.include_router(prices_router(desk, needs), prefix="/prices")
     router.include_router(costs_router(desk, needs), prefix="/instance-costs")
+    router.include_router(reports_router(desk, needs), prefix="/reports")
     router.include_router(audit_router(desk, needs), prefix="/audit")
     return router

@@ -13,8 +13,21 @@ import typer
 
 from router import __version__
 from router.cli import (
-    audit, check, db, demo, doctor, explain, keys, observe, replay, report, serve, sim_engine, tenants, trace,
-)  # fmt: skip
+    audit,
+    check,
+    db,
+    demo,
+    doctor,
+    explain,
+    keys,
+    observe,
+    replay,
+    report,
+    serve,
+    sim_engine,
+    tenants,
+    trace,
+)
 from router.errors import ConfigError, WarmrouteError
 
 OK, PROBLEM, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
