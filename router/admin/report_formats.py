@@ -23,7 +23,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "filters": {name: list(values) for name, values in report.filters.items()},
         "own_currency": report.own_currency,
         "lines": [{**_place(line), **_figures(line), "tokens": dict(line.tokens)} for line in report.lines],
-        "totals": [{**_figures(total), "tokens": dict(total.tokens)} for total in report.totals],
+        "totals": [{**_place(total), **_figures(total), "tokens": dict(total.tokens)} for total in report.totals],
     }
 
 

@@ -27,7 +27,7 @@ from router.cli import (
     sim_engine,
     tenants,
     trace,
-)  # fmt: skip
+)
 from router.errors import ConfigError, WarmrouteError
 
 OK, PROBLEM, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
