@@ -77,6 +77,7 @@ class Line:
         self._sha = hashlib.sha1(SCRIPT, usedforsecurity=False).hexdigest().encode()
         self._has_evalsha = True
         self._loop = asyncio.get_running_loop()
+        self._is_closing = False
         self.is_up = False
         self.gateways = (1, 0)
         self.falls = 0
@@ -88,6 +89,7 @@ class Line:
 
     async def aclose(self) -> None:
         """What is in line is still sent, as far as it is answered in time."""
+        self._is_closing = True
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
@@ -161,14 +163,15 @@ class Line:
     # -- up and down
 
     async def _beat_on(self) -> None:
-        while True:
+        while not self._is_closing:
             if self.is_up:
                 self.put(self._beat())
             elif await self._rise():
                 continue
             self._fell.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._fell.wait(), BEAT_S)
+                async with asyncio.timeout(BEAT_S):
+                    await self._fell.wait()
 
     async def _rise(self) -> bool:
         try:
