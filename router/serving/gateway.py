@@ -17,6 +17,7 @@ from router.errors import (
     Quarantined,
     RoomFull,
     ShuttingDown,
+    StoreUnavailable,
     WaitedTooLong,
     WarmrouteError,
 )
@@ -25,6 +26,7 @@ from router.serving.attempt import Answer, Attempt
 from router.serving.call import TRACE_HEADERS, Call, read_call
 from router.serving.failover import Fault, RetryBudget, Tries, fault_of
 from router.serving.keep_alive import KeepAlive
+from router.serving.ledger.ledger import Ledger
 from router.serving.models import Models, Named
 from router.serving.openai_errors import CONTEXT_LENGTH_EXCEEDED, class_of
 from router.serving.proxy import Proxy
@@ -108,6 +110,12 @@ class Passage:
             retry_after_s,
             self.asked_model,
             self.caller,
+            reply.serial,
+            call.path if call is not None else "",
+            call.tags if call is not None else (),
+            call.end_user if call is not None else "",
+            attempt.events_after_usage if attempt is not None else 0,
+            call.api.is_billed if call is not None else False,
         )
 
 
@@ -134,19 +142,21 @@ class Gateway:
         access: Access | None = None,
         forward_headers: Sequence[str] = (),
         tools_order: ToolsOrder | None = None,
+        ledger: Ledger | None = None,
         retry_share: float = 0.1,
         on_fault: Callable[[str, str], None] = lambda model, fault: None,
         dice: random.Random | None = None,
     ) -> None:
-        """`retry_share`: of the requests, so many attempts may be made again. `on_fault`: told of a model whose engine
-        failed before its first byte, and how (`failover.py`)."""
+        """`ledger`: keeps what every request cost. `retry_share`: of the requests, so many attempts may be made again.
+        `on_fault`: told of a model whose engine failed before its first byte, and how (`failover.py`)."""
         self._models = models
         self._tools_order = tools_order
         self._place: Callable[[Ask], Booking | Awaitable[Booking]] = getattr(placement, "place_now", placement.place)
         self._progress = placement.progress
         self._release = placement.release
         self._proxy = proxy
-        self._listeners = tuple(listeners)
+        self._ledger = ledger
+        self._listeners = tuple(listeners) if ledger is None else (ledger.ended, *listeners)
         self._body_limit = body_limit
         self._receipts = receipts
         self._access = access
@@ -163,6 +173,8 @@ class Gateway:
         """
         passage = Passage(None if self._access is None else self._access(request), caller)
         try:
+            if self._ledger is not None and self._ledger.full:
+                raise StoreUnavailable("Requests cannot be accounted for at the moment; try again.", retry_after_s=5.0)
             call = read_call(
                 request,
                 path,
@@ -241,6 +253,17 @@ class Gateway:
             passage.queue_s += time.monotonic() - asked
         passage.booking = booking
         passage.attempts += 1
+        if self._ledger is not None:
+            self._ledger.dispatched(
+                call,
+                prompt,
+                booking,
+                reply,
+                started_at=passage.started_at,
+                asked_model=passage.asked_model,
+                attempts=passage.attempts,
+                queue_s=passage.queue_s,
+            )
         reply.receipt = self._receipt(booking, passage.attempts)
         attempt = passage.attempt = self._proxy.begin(
             call,

@@ -30,7 +30,7 @@ from router.serving.splice import value_end
 
 _PARSED_WHOLE_BYTES = 64 * 1024  # a larger answer is searched for its usage object, not parsed: 1 MiB takes 3 ms
 _RAW_CHARS = 4096
-_MOST_TOKENS = 2**40
+_MOST_TOKENS = 2**31 - 1
 """A larger count is no count: it would spoil sums."""
 _MEDIA = ("audio_tokens", "image_tokens", "video_tokens")
 _GEMINI_MEDIA = frozenset(("AUDIO", "IMAGE", "VIDEO"))
