@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import typer
 
 from router import __version__
-from router.cli import check, demo, doctor, explain, observe, replay, serve, sim_engine, trace
+from router.cli import check, db, demo, doctor, explain, observe, replay, serve, sim_engine, trace
 from router.errors import ConfigError, WarmrouteError
 
 OK, PROBLEM, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -38,6 +38,7 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(trace.trace, name="trace")
+app.add_typer(db.db, name="db")
 
 
 def _print_version(wanted: bool) -> None:
