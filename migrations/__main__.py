@@ -1,4 +1,4 @@
-"""`python -m migrations NAME`: the next step, from what schema.py has and the history has not. Read it before use."""
+"""`python -m migrations NAME; make fix`: the next step, from what schema.py has and the history has not. Read it!"""
 
 import asyncio
 import sys

@@ -1,4 +1,7 @@
-"""${message}"""
+<%
+def code(lines):
+    return "\n".join(line for line in lines.splitlines() if "###" not in line).strip()
+%>"""${message}"""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,8 +11,11 @@ down_revision = ${repr(down_revision)}
 
 
 def upgrade() -> None:
-    ${upgrades}
+    ${code(upgrades)}
+% if down_revision is None:
+    op.execute("INSERT INTO changes (id, revision) VALUES (1, 0)")
+% endif
 
 
 def downgrade() -> None:
-    ${downgrades}
+    ${code(downgrades)}

@@ -8,7 +8,6 @@ down_revision = None
 
 
 def upgrade() -> None:
-
     op.create_table(
         "audit",
         sa.Column("number", sa.BigInteger(), autoincrement=False, nullable=False),
@@ -58,6 +57,7 @@ def upgrade() -> None:
         sa.Column("decode_ms", sa.Double(), nullable=False),
         sa.Column("kv_token_s", sa.Double(), nullable=False),
         sa.Column("cost", sa.BigInteger(), nullable=False),
+        sa.Column("output_cost", sa.BigInteger(), nullable=False),
         sa.Column("cost_without_cache", sa.BigInteger(), nullable=False),
         sa.Column("own_cost", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint(
@@ -90,6 +90,7 @@ def upgrade() -> None:
         sa.Column("decode_ms", sa.Double(), nullable=False),
         sa.Column("kv_token_s", sa.Double(), nullable=False),
         sa.Column("cost", sa.BigInteger(), nullable=False),
+        sa.Column("output_cost", sa.BigInteger(), nullable=False),
         sa.Column("cost_without_cache", sa.BigInteger(), nullable=False),
         sa.Column("own_cost", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("day", "tenant", "tag", "currency", name=op.f("pk_daily_tags")),
@@ -123,6 +124,7 @@ def upgrade() -> None:
         sa.Column("decode_ms", sa.Double(), nullable=False),
         sa.Column("kv_token_s", sa.Double(), nullable=False),
         sa.Column("cost", sa.BigInteger(), nullable=False),
+        sa.Column("output_cost", sa.BigInteger(), nullable=False),
         sa.Column("cost_without_cache", sa.BigInteger(), nullable=False),
         sa.Column("own_cost", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint(
@@ -236,6 +238,7 @@ def upgrade() -> None:
         sa.Column("price", sa.String(length=40), nullable=True),
         sa.Column("currency", sa.String(length=3), nullable=True),
         sa.Column("cost", sa.BigInteger(), nullable=False),
+        sa.Column("output_cost", sa.BigInteger(), nullable=False),
         sa.Column("cost_without_cache", sa.BigInteger(), nullable=False),
         sa.Column("raw_usage", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("day", "id", name=op.f("pk_requests")),
@@ -316,7 +319,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-
     op.drop_index(op.f("ix_keys_revision"), table_name="keys")
     op.drop_index("ix_keys_project", table_name="keys")
     op.drop_table("keys")
