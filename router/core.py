@@ -439,10 +439,10 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     retry_after_s: float | None = None  # when the engine said it may be asked again
     asked_model: str = ""  # the name the client gave, if that is a split and `model` the arm that was chosen
     caller: Caller = OPEN
+    tags: tuple[str, ...] = ()  # as the client named them
+    end_user: str = ""  # a pseudonym
     serial: str = ""  # a name of ours, unique where a client may choose `request_id`
     route: str = ""  # as engines know it; "": none was met
-    tags: tuple[str, ...] = ()
-    end_user: str = ""  # as the client named them
     events_after_usage: int = 0  # of `events`, those that came after the last usage
     billable: bool = True  # False: work for an engine's CPU alone
 

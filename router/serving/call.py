@@ -17,7 +17,6 @@ from router.core import OPEN, Ask, Caller, Prompt
 from router.errors import BadRequest, BodyTooLarge
 from router.http.messages import Header, Headers
 from router.serving.apis import APIS, FORMS
-from router.serving.attribution import TAG_HEADERS, end_user_of, tags_of_fields, tags_of_header
 from router.serving.deadlines import TimeLimits
 from router.serving.encoding import decode_body
 from router.serving.form import Form, read_form
@@ -39,11 +38,11 @@ _TOTAL_HEADERS = (b"x-warmroute-timeout", b"x-litellm-timeout")
 _FIRST_TOKEN_HEADER = b"x-warmroute-first-token-timeout"
 """Seconds. They lower the model's limits, and never raise them."""
 
-_RARE_HEADERS = frozenset((*_SESSION_HEADERS, *_TOTAL_HEADERS, _FIRST_TOKEN_HEADER, *TAG_HEADERS))
+_RARE_HEADERS = frozenset((*_SESSION_HEADERS, *_TOTAL_HEADERS, _FIRST_TOKEN_HEADER))
 _RARE_FIELDS = frozenset(
     (
         *("stream_options", "n", "prompt", "cache_salt", "extra_key", "prompt_cache_key", "metadata"),
-        *("sampling_params", "previous_response_id", "conversation", "background", "user", "safety_identifier"),
+        *("sampling_params", "previous_response_id", "conversation", "background"),
     )
 )
 """Most requests have none: one look spares a look for each."""
@@ -63,15 +62,14 @@ class Call:
 
     caller     whom it is from
     body       the client's, decoded of any content coding
-    end_user   for whom it says it is
     fields     what a parser makes of it
     form       if it is one, and no JSON
     forwarded  the client's headers that its engine gets: `forward`, unless Connection says that they are for us alone
     """
 
     __slots__ = (
-        "api", "body", "caller", "choices", "end_user", "fields", "form", "forwarded", "limits", "named", "path", "salt",
-        "session", "stream", "tags", "wants_usage",
+        "api", "body", "caller", "choices", "fields", "form", "forwarded", "limits", "named", "path", "salt", "session",
+        "stream", "wants_usage",
     )  # fmt: skip
 
     def __init__(
@@ -99,8 +97,6 @@ class Call:
         self.choices = 1
         self.salt: str | None = None
         self.session: str | None = None
-        self.tags: tuple[str, ...] = ()
-        self.end_user = ""
         self.forwarded: Sequence[Header] = () if form is None else ((b"content-type", form.content_type),)
         if form is None and not _RARE_FIELDS.isdisjoint(fields):
             self._read_rare_fields(fields)
@@ -118,16 +114,11 @@ class Call:
             value_of(self.body, "extra_key", present=fields) if fields.get("extra_key") else None,
         )
         self.session = self.api.session(fields)
-        self.tags, self.end_user = tags_of_fields(fields), end_user_of(fields)
 
     def _read_rare_headers(self, headers: Headers) -> None:
         for name in _SESSION_HEADERS:
             if name in headers:
                 self.session = headers[name].decode("latin-1")
-                break
-        for name in TAG_HEADERS:
-            if name in headers:
-                self.tags = tags_of_header(headers[name])
                 break
         self.limits = _lowered(self.limits, headers)
 

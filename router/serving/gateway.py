@@ -17,7 +17,6 @@ from router.errors import (
     Quarantined,
     RoomFull,
     ShuttingDown,
-    StoreUnavailable,
     WaitedTooLong,
     WarmrouteError,
 )
@@ -110,10 +109,10 @@ class Passage:
             retry_after_s,
             self.asked_model,
             self.caller,
-            reply.serial,
-            call.path if call is not None else "",
             call.tags if call is not None else (),
             call.end_user if call is not None else "",
+            reply.serial,
+            call.path if call is not None else "",
             attempt.events_after_usage if attempt is not None else 0,
             call.api.is_billed if call is not None else False,
         )
@@ -173,8 +172,6 @@ class Gateway:
         """
         passage = Passage(None if self._access is None else self._access(request), caller)
         try:
-            if self._ledger is not None and self._ledger.full:
-                raise StoreUnavailable("Requests cannot be accounted for at the moment; try again.", retry_after_s=5.0)
             call = read_call(
                 request,
                 path,
@@ -193,8 +190,7 @@ class Gateway:
                 loop = asyncio.get_running_loop()
                 passage.keep_alive = KeepAlive(reply, every_s, is_amid=passage.is_amid, loop=loop)
             self.budget.request()
-            if self._quarantine and self._quarantine.holds(call.body):
-                raise _deadly()
+            self._admit(call)
             if self._tools_order is not None and "tools" in call.fields:
                 self._tools_order.observe(call.named.model.name, call.fields["tools"])
             prompt = self._read_prompt(call)
@@ -222,6 +218,13 @@ class Gateway:
     def refuse(self, request: Request, reply: Reply, error: WarmrouteError, caller: Caller = OPEN) -> None:
         """Answer a request that did not come whole. It has an Outcome, as every other."""
         self._fail(Passage(None if self._access is None else self._access(request), caller), reply, error)
+
+    def _admit(self, call: Call) -> None:
+        """Raises what speaks against serving it at all."""
+        if self._ledger is not None:
+            self._ledger.admit(call)
+        if self._quarantine and self._quarantine.holds(call.body):
+            raise _deadly()
 
     def _of_arm(self, call: Call) -> Call:
         """The call as one for the model that a split chooses. Raises NoEngine while that has not joined."""

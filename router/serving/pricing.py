@@ -91,6 +91,9 @@ class Tokens(msgspec.Struct, frozen=True, gc=False):
             self, uncached_input=self.uncached_input - read, cache_read=self.cache_read + read
         )
 
+    def only_output(self) -> Tokens:
+        return Tokens(output=self.output, reasoning=self.reasoning, media_output=self.media_output)
+
     def without_cache(self) -> Tokens:
         return Tokens(
             uncached_input=self.input - self.media_input,
@@ -164,6 +167,11 @@ class Prices:
         self._known: dict[str, Price] = {}
         self._revision = -1
 
+    @property
+    def known(self) -> bool:
+        """They have been read."""
+        return self._revision >= 0
+
     async def refresh(self, database: Database) -> None:
         """Raises StoreUnavailable."""
         async with database.read() as connection:
@@ -190,14 +198,15 @@ class Prices:
 
 
 class Bill(NamedTuple):
-    """What a request costs, and by which price; None: there is none for its model."""
+    """What a request costs, and by which price; None: there is none for its model. `output`: its part of the cost."""
 
     price: Price | None
     cost: Decimal
+    output: Decimal
     without_cache: Decimal
 
 
-FREE = Bill(None, Decimal(0), Decimal(0))
+FREE = Bill(None, Decimal(0), Decimal(0), Decimal(0))
 
 
 def bill(
@@ -209,7 +218,7 @@ def bill(
     billed = tokens
     if predicted_hit is not None and unknown_cached == "predicted":
         billed = tokens.as_if_read(predicted_hit)
-    return Bill(price, price.cost(billed), price.cost(tokens.without_cache()))
+    return Bill(price, price.cost(billed), price.cost(tokens.only_output()), price.cost(tokens.without_cache()))
 
 
 def parts_per_token(per_million: Mapping[str, str]) -> tuple[int, ...]:

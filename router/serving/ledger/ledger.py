@@ -2,41 +2,61 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
+import time
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
 from router.core import Booking, Outcome, Prompt
+from router.errors import Forbidden, StoreUnavailable
 from router.serving.call import Call
 from router.serving.ledger.records import End, Mark, Seen
 from router.serving.ledger.spool import Spool
+from router.serving.pricing import Prices
 from router.serving.reply import Reply
 
 _log = logging.getLogger("warmroute")
 
 _UNKNOWN_LIMIT = 4096
 """Tokens an answer may have where neither the request nor the model says so, until a longer one has been seen."""
+_FULL_S = 5.0
 _MODELS = 1000  # whose longest answers are remembered
 
 
+class EngineThere(NamedTuple):
+    """An engine, whether or not it has anything to do. `per_hour`: what it costs, by the configuration."""
+
+    instance: str
+    per_hour: float | None
+    ranks: int
+    capacity_tokens: int  # of its KV cache, all ranks; 0: unknown
+
+
 class Ledger:
-    """Its methods are called on the loop and take microseconds. They raise nothing: no request fails for its bill.
+    """Its methods are called on the loop and take microseconds. All but `admit` raise nothing: no request that is being
+    served fails for its bill.
+
+    prices: models that have none in them are not served to keys. None: they are.
 
     lost  records that could not be written at all
     """
 
-    def __init__(self, spool: Spool, *, pseudonym_key: bytes) -> None:
+    def __init__(self, spool: Spool, *, prices: Prices | None = None) -> None:
         self.lost = 0
         self._spool = spool
-        self._key = pseudonym_key
+        self._prices = prices
+        self._seen: dict[str, float] = {}  # when an engine was there, the last time
         self._longest: dict[str, int] = {}  # answer seen, by model
 
-    @property
-    def full(self) -> bool:
-        """No further request can be billed."""
-        return self._spool.full
+    def admit(self, call: Call) -> None:
+        """Raises StoreUnavailable where a further request could not be billed, Forbidden where it has to have a price
+        and has none."""
+        if self._spool.full:
+            raise StoreUnavailable("Requests cannot be accounted for at the moment; try again.", retry_after_s=_FULL_S)
+        if self._prices is not None and call.caller.key:
+            self._check_price(self._prices, call)
 
     def dispatched(
         self,
@@ -69,7 +89,7 @@ class Ledger:
                     attempts,
                     prompt.tokens,
                     self._output_bound(call, prompt),
-                    self._pseudonym(caller.tenant, call.end_user) if call.end_user else "",
+                    call.end_user,
                     call.tags,
                     booking.best_hit_tokens,
                     booking.predicted_hit_tokens,
@@ -115,17 +135,22 @@ class Ledger:
                     outcome.queue_s,
                     outcome.ttft_s,
                     outcome.took_s,
-                    self._pseudonym(caller.tenant, outcome.end_user) if outcome.end_user else "",
+                    outcome.end_user,
                     outcome.tags,
                 )
             )
         except Exception as unexpected:
             self._note_lost(unexpected)
 
-    def seen(self, engines: Iterable[Seen]) -> None:
-        """Every minute: the engines that there are."""
+    def seen(self, engines: Iterable[EngineThere], now: float) -> None:
+        """Every minute: the engines that there are. `now`: wall clock."""
+        there: dict[str, float] = {}
         for engine in engines:
-            self._spool.append(engine)
+            per_hour = None if engine.per_hour is None else str(engine.per_hour)
+            since = self._seen.get(engine.instance, now)
+            self._spool.append(Seen(since, now, engine.instance, per_hour, engine.ranks, engine.capacity_tokens))
+            there[engine.instance] = now
+        self._seen = there
 
     def measure(self) -> None:
         try:
@@ -141,6 +166,13 @@ class Ledger:
             "spool_lost": self.lost,
         }
 
+    def _check_price(self, prices: Prices, call: Call) -> None:
+        if not prices.known:
+            raise StoreUnavailable("Prices are not known yet; try again.", retry_after_s=_FULL_S)
+        model = call.named.model.name
+        if prices.book.price_at(model, call.caller.tenant, time.time()) is None:
+            raise Forbidden(f"The model {model!r} has no price.", param="model", code="model_without_price")
+
     def _output_bound(self, call: Call, prompt: Prompt) -> int:
         limit = call.api.output_limit(call.fields)
         if limit is None:
@@ -155,17 +187,6 @@ class Ledger:
         if model in self._longest or len(self._longest) < _MODELS:
             self._longest[model] = tokens
 
-    def _pseudonym(self, tenant: str, end_user: str) -> str:
-        return pseudonym(self._key, tenant, end_user)
-
     def _note_lost(self, unexpected: Exception) -> None:
         self.lost += 1
         _log.error("a record of the ledger is lost: %s", type(unexpected).__name__)
-
-
-def pseudonym(key: bytes, tenant: str, end_user: str) -> str:
-    """How rows name an end user: the same person is another one under another tenant."""
-    said = f"{tenant}\0{end_user}".encode("utf-8", "replace")
-    return hmac.digest(key, b"end-user\0" + said, "sha256").hex()[:40]
-
-

@@ -34,7 +34,7 @@ class Open(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Ended(NamedTuple):
-    """One that has. `mark` None: it was never sent. `beside`: the mean of how many ran there at its beginning and end."""
+    """One that has. `mark` None: it was never sent. `beside`: how many ran there, the mean of its beginning and end."""
 
     end: End
     mark: Mark | None
@@ -56,6 +56,7 @@ class _Run(msgspec.Struct, array_like=True):
     number: int  # of the segment
     offset: int
     open: dict[str, Open]
+
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, _Run]).decode

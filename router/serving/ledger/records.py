@@ -79,7 +79,8 @@ class End(msgspec.Struct, array_like=True, tag="e", frozen=True, gc=False):
 class Seen(msgspec.Struct, array_like=True, tag="s", frozen=True, gc=False):
     """An engine that is there, whether or not it has anything to do. Written every minute."""
 
-    at: float  # wall clock
+    since: float  # wall clock, when this was written before; its own time if it was not
+    at: float
     instance: str
     per_hour: str | None  # decimal: what an hour of it costs by the configuration
     ranks: int

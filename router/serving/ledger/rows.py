@@ -26,6 +26,7 @@ For work alone, where nothing is known to have been cached, what was predicted i
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -38,7 +39,7 @@ from router.store.schema import TOKEN_CLASSES
 
 UNKNOWN = "unknown"
 _DAY_S = 86_400
-_MOST_MONEY = 9_000_000  # what a row can hold
+_MOST_MONEY = Decimal(9_000_000)  # what a row can hold
 _COLUMNS = tuple(f"{name}_tokens" for name in TOKEN_CLASSES)
 _NOTHING = Usage(0, 0, 0)
 
@@ -62,7 +63,7 @@ def row_of(read: Ended | Unknown, prices: PriceBook, unknown_cached: UnknownCach
     counted = count(end)
     tokens = Tokens.of(counted.usage)
     billed = FREE
-    if end.finish != "upstream_failed" and end.status < 500:
+    if end.finish != "upstream_failed":
         billed = bill(
             prices.price_at(end.model, end.tenant, end.at),
             tokens,
@@ -176,5 +177,6 @@ def _money(billed: Bill) -> Row:
         "price": price.id if price is not None else None,
         "currency": price.currency if price is not None else None,
         "cost": min(billed.cost, _MOST_MONEY),
+        "output_cost": min(billed.output, _MOST_MONEY),
         "cost_without_cache": min(billed.without_cache, _MOST_MONEY),
     }

@@ -1,0 +1,76 @@
+"""The ledger's rows: written once each, however often they come, and added to the sums in the same transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from functools import cache
+from typing import Any, NamedTuple
+
+from sqlalchemy import func, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from router.store import partitions
+from router.store.rollup import add_to_rollups
+from router.store.schema import instance_hours, requests
+
+Row = Mapping[str, Any]
+
+
+class SeenHour(NamedTuple):
+    """That an engine was there in an hour. Times are wall clock; `per_hour`: by the configuration of a gateway."""
+
+    hour: int
+    instance: str
+    currency: str
+    seen_from: float
+    seen_to: float
+    ranks: int
+    capacity_tokens: int
+    per_hour: Decimal | None
+
+
+async def add_rows(connection: AsyncConnection, rows: Sequence[Row]) -> int:
+    """Inserts those that are not there yet, and returns how many. Rows have all columns of `requests`."""
+    by_key = {(row["day"], row["id"]): row for row in rows}
+    for day in {day for day, _ in by_key}:
+        await partitions.ensure(connection, day)
+    inserted = await connection.execute(_insert(connection.dialect.name), list(by_key.values()))
+    added = [by_key[day, name] for day, name in inserted]
+    if added:
+        await add_to_rollups(connection, added)
+    return len(added)
+
+
+@cache
+def _insert(dialect: str) -> Any:
+    insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
+    return insert(requests).on_conflict_do_nothing().returning(requests.c.day, requests.c.id)
+
+
+async def note_seen(connection: AsyncConnection, seen: Sequence[SeenHour]) -> None:
+    """What is known of the same hour becomes wider; what it costs is allocated later (`costs.py`)."""
+    if not seen:
+        return
+    insert = (postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert)(instance_hours)
+    new, old = insert.excluded, instance_hours.c
+    least, most = (func.least, func.greatest) if connection.dialect.name == "postgresql" else (func.min, func.max)
+    wider = insert.on_conflict_do_update(
+        index_elements=["hour", "instance"],
+        set_={
+            "seen_from": least(old.seen_from, new.seen_from),
+            "seen_to": most(old.seen_to, new.seen_to),
+            "ranks": new.ranks,
+            "capacity_tokens": new.capacity_tokens,
+            "per_hour": new.per_hour,
+        },
+    )
+    nothing = {"cost": Decimal(0), "idle": Decimal(0)}
+    await connection.execute(wider, [{**each._asdict(), **nothing} for each in sorted(seen)])
+
+
+async def erase_end_user(connection: AsyncConnection, pseudonyms: Sequence[str]) -> int:
+    """Rows keep their figures and lose the pseudonym. Returns how many there were."""
+    found = await connection.execute(update(requests).where(requests.c.end_user.in_(pseudonyms)).values(end_user=None))
+    return found.rowcount
