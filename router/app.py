@@ -15,7 +15,6 @@ import logging
 import multiprocessing
 import os
 import random
-import secrets
 import sys
 import tempfile
 import time
@@ -32,7 +31,8 @@ import uvloop
 from router import __version__, life, plugins
 from router.admin import serve as admin_process
 from router.admin.serve import AdminServer
-from router.config import Config, Listen, ListenTls, PolicyChoice, WaitingRoom
+from router.config import Auth, Config, Listen, ListenTls, PolicyChoice, WaitingRoom
+from router.config.listen import asks_for_certificates, is_loopback
 from router.core import Instance, Outcome, Placement, Policy
 from router.errors import ConfigError, Conflict, WarmrouteError
 from router.http.client import Pool
@@ -55,12 +55,17 @@ from router.routing.sent import SentIndex
 from router.routing.shadow import Shadows
 from router.routing.trace_log import TraceLog
 from router.routing.waiting_room import RoomLimits
+from router.serving.callers import Callers
 from router.serving.edge import Edge
 from router.serving.engines import Engines
 from router.serving.gateway import Gateway, Listener
+from router.serving.identity import Identity, IdentityHeader
 from router.serving.models import Models
 from router.serving.proxy import Proxy
 from router.serving.tools_order import ToolsOrder
+from router.state import deployment_secret, open_store, pepper
+from router.store.database import Database
+from router.store.pseudonyms import pseudonym
 from router.telemetry import Telemetry, log_access
 from router.tls import ServerContext, ServerTls
 from router.wire import WireServer, live_methods
@@ -130,7 +135,10 @@ class Running:
         config, clock = self._config, self._clock
         dice = self._dice = random.Random()
         state = config.make_state_dir()
-        secret = deployment_secret(state)
+        secret, key_pepper = deployment_secret(state), pepper(config, state)
+        store = await open_store(config, state)
+        self._at_end(store.aclose)
+        identity = await self._identify(store, key_pepper)
         executor = ThreadPoolExecutor(1, "tokenize")
         self._at_end(lambda: executor.shutdown(wait=False, cancel_futures=True))
 
@@ -148,6 +156,8 @@ class Running:
             shadows=lambda: {} if self._shadows is None else self._shadows.figures(),
             connections=lambda: engines.connections(),
             refused=lambda: self._server.refused,
+            callers=dict if identity is None else identity.figures,
+            strangers=dict if identity is None else lambda: identity.refused,
         )
         self._policies, by_model = load_policies(config, dice)
         self._shadows = open_shadows(config.policy, _timer(clock), clock)
@@ -217,6 +227,7 @@ class Running:
             retry_share=config.failover.share,
             on_fault=telemetry.fault,
             dice=dice,
+            pseudonym=partial(pseudonym, key_pepper),
         )
         self.live = LiveView(
             fleet=fleet,
@@ -227,8 +238,15 @@ class Running:
             trace_log=trace_log,
             clock=clock,
             reload=self.reload,
+            identity=identity,
         )
-        self._edge = Edge(gateway, models, readiness=self.live.readiness, origins=config.listen.cors.origins)
+        self._edge = Edge(
+            gateway,
+            models,
+            readiness=self.live.readiness,
+            identify=identity,
+            origins=config.listen.cors.origins,
+        )
 
         # Life
         await feed.start()
@@ -242,6 +260,29 @@ class Running:
         await self._serve_admin()
         gc.collect()
         gc.freeze()  # what was built at the start is not looked at again by every collection
+
+    async def _identify(self, store: Database, key_pepper: bytes) -> Identity | None:
+        """None: nobody is asked who they are."""
+        config = self._config
+        auth, listen = config.auth, config.listen
+        if auth.mode == "open":
+            return None
+        callers = Callers(
+            store,
+            pepper=key_pepper,
+            salt_of=lambda domain: None,  # until salts are made: nothing keeps caches apart
+            refresh_s=auth.refresh_s,
+            stale_s=auth.stale_s,
+        )
+        identity = Identity(
+            callers,
+            needs_key=auth.mode == "keys",
+            private=is_loopback(listen.host) or asks_for_certificates(listen.tls),
+            header=identity_header(auth),
+        )
+        await identity.refresh()
+        self._every(auth.refresh_s, identity.refresh, at_end=False)
+        return identity
 
     # --- while it runs
 
@@ -486,6 +527,13 @@ def _timer(clock: Callable[[], float]) -> CallAt:
     return call_at
 
 
+def identity_header(auth: Auth) -> IdentityHeader | None:
+    if auth.header is None:
+        return None
+    peers = TrustedProxies(map(ipaddress.ip_network, auth.header.peers)) if auth.header.peers else None
+    return IdentityHeader(auth.header.name.encode(), peers)
+
+
 def room_settings(settings: WaitingRoom) -> tuple[RoomRule, RoomLimits]:
     return (
         RoomRule(free_tokens=settings.free_tokens, head_start_max_s=settings.head_start_max_s),
@@ -523,18 +571,6 @@ def expected_models(config: Config) -> set[str]:
     named = {engine.model for engine in config.engines if engine.model is not None}
     arms = {arm for model in config.models.values() for arm in model.split}
     return named | arms | set(config.aliases) | (set(config.models) - {"*"})
-
-
-def deployment_secret(state_dir: Path) -> bytes:
-    """Made at the first start; all block keys hang on it."""
-    path = state_dir / "secret"
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        secret = secrets.token_bytes(32)
-        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-            file.write(secret)
-        return secret
 
 
 def run(config: Config, *, read_again: ReadAgain | None = None) -> None:

@@ -481,8 +481,11 @@ class Live(Protocol):
         """One row an (instance, rank): state, load, bookings, index, confidence, hit rate, TTFT."""
         ...
 
-    async def explain(self, path: str, body: bytes) -> dict[str, Any]:
-        """The decision for an OpenAI request body, without sending it."""
+    async def explain(self, path: str, body: bytes, tenant: str | None = None) -> dict[str, Any]:
+        """The decision for an OpenAI request body, without sending it; as for a tenant (id or name), if one is given.
+
+        Raises BadRequest for a tenant that does not exist.
+        """
         ...
 
     async def parity(self, model: str | None) -> list[dict[str, Any]]:

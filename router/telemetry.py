@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.core import Outcome
+from router.core import Caller, Outcome
 from router.http.client import PoolStats
 from router.http.proxies import Client
 
@@ -62,6 +62,13 @@ _ROOM = {
     "refused_total": "Requests refused at arrival, since too many waited.",
     "expired_total": "Requests refused that had waited too long.",
     "left_total": "Requests whose client left while they waited.",
+}
+
+_CALLERS = {
+    "keys": "Keys that work, as far as they are known here.",
+    "tenants": "Tenants, archived ones too.",
+    "store_up": "1: keys, tenants and rules are read from the database as they change. 0: it is away.",
+    "store_read_age_seconds": "How old what is known of them is.",
 }
 
 _TOKEN_COUNTS = {
@@ -200,6 +207,8 @@ class Telemetry:
     shadows: by policy, with "agreed", "differed", "errors" and "regret".
     connections: by instance, what has become of the connections to it.
     refused: by status, the requests that the HTTP server refused.
+    callers: figures of what is known of keys by the names of `_CALLERS`.
+    strangers: by code, the requests whose caller was not let in.
     """
 
     def __init__(
@@ -212,9 +221,13 @@ class Telemetry:
         shadows: Callable[[], Mapping[str, Mapping[str, float]]] = dict,
         connections: Callable[[], Mapping[str, PoolStats]] = dict,
         refused: Callable[[], Mapping[int, int]] = dict,
+        callers: Callable[[], Mapping[str, float]] = dict,
+        strangers: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._connections = connections
         self._refused = refused
+        self._callers = callers
+        self._strangers = strangers
         self._room = room
         self._shadows = shadows
         self._fleet = fleet
@@ -307,7 +320,7 @@ class Telemetry:
     def recent(self, request_id: str | None = None) -> list[dict[str, Any]]:
         """The last outcomes, newest first, or those of one id."""
         outcomes = [o for o in reversed(self._recent) if request_id is None or o.request_id == request_id]
-        return [msgspec.to_builtins(outcome) for outcome in outcomes]
+        return [msgspec.to_builtins(outcome) | {"caller": _shown(outcome.caller)} for outcome in outcomes]
 
     async def sample_lag(self) -> None:
         """Measures the event loop until cancelled."""
@@ -333,6 +346,7 @@ class Telemetry:
             *_shadow_counts(self._shadows()),
             _connection_counts(self._connections()),
             _refused_counts(self._refused()),
+            *self._caller_figures(),
         ]
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Page(ready, self._families(), rows))
@@ -358,6 +372,16 @@ class Telemetry:
             kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
             yield kind(f"warmroute_room_{name.removesuffix('_total')}", _ROOM[name], value=value)
 
+    def _caller_figures(self) -> Iterator[Metric]:
+        for name, value in self._callers().items():
+            yield GaugeMetricFamily(f"warmroute_{name}", _CALLERS[name], value=value)
+        family = CounterMetricFamily(
+            "warmroute_unauthenticated", "Requests whose caller was not let in.", labels=["code"]
+        )
+        for code, count in self._strangers().items():
+            family.add_metric([code], count)
+        yield family
+
     def _tools_order(self) -> Iterator[Metric]:
         family = CounterMetricFamily(
             "warmroute_tools_key_order",
@@ -367,6 +391,11 @@ class Telemetry:
         for model, count in self._reordered_tools().items():
             family.add_metric([model], count)
         yield family
+
+
+def _shown(caller: Caller) -> dict[str, str]:
+    """Who it was, without the salt that keeps their cache apart."""
+    return {name: getattr(caller, name) for name in ("tenant", "project", "key", "domain")}
 
 
 async def in_slices(rows: Iterable[Row]) -> list[Row]:
@@ -457,6 +486,8 @@ def log_access(outcome: Outcome, client: Client) -> None:
         "at": round(outcome.started_at, 3),
         "request_id": outcome.request_id,
         "client": client.address,
+        "tenant": outcome.caller.tenant or None,
+        "key": outcome.caller.key or None,
         "scheme": client.scheme or None,
         "model": outcome.model,
         "status": outcome.status,

@@ -127,10 +127,12 @@ def _inspection(app: FastAPI, live: Live) -> None:
 
     @app.post("/admin/v1/explain", tags=["decisions"], responses=_NO_COMPLETION, openapi_extra=_COMPLETION_BODY)
     async def explain(
-        request: Request, path: Annotated[Path, Query(description="the route the body is meant for")] = _CHAT
+        request: Request,
+        path: Annotated[Path, Query(description="the route the body is meant for")] = _CHAT,
+        tenant: Annotated[str | None, Query(description="whose request it would be: id or name")] = None,
     ) -> dict[str, Any]:
         """Where an OpenAI request body would go now: every candidate with the parts of its cost. Sends nothing."""
-        return await live.explain(path, await request.body())
+        return await live.explain(path, await request.body(), tenant)
 
     @app.get("/admin/v1/requests", tags=["decisions"])
     async def requests(limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> dict[str, Any]:

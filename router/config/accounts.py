@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ByteSize, Field, SecretStr
 
 from router.config.section import Section
-from router.config.values import MIB, Network, Seconds, Size, Text
+from router.config.values import MIB, HeaderOfIdentity, LongSecret, Network, Seconds, Size, Text
 
 
 class Store(Section):
@@ -36,11 +36,12 @@ class Redis(Section):
 class IdentityHeader(Section):
     """Behind another gateway, which has authenticated the caller."""
 
-    name: Text
-    """The header that holds the id or name of a tenant, as the other gateway sets it; e.g. x-tenant-id."""
+    name: HeaderOfIdentity
+    """The header that holds the id or name of a tenant, as the other gateway sets it; e.g. x-tenant-id. Where it is
+    believed it counts, and a key beside it does not. To isolation a tenant that comes so is one key."""
     peers: tuple[Network, ...] = ()
-    """It is believed from these addresses or networks, or from clients with a certificate (listen.tls.client_ca); from
-    anybody else it is dropped."""
+    """It is believed from these addresses or networks only, and ignored from anybody else. Without any: from all
+    clients, which then must have shown a certificate (listen.tls.client_ca)."""
 
 
 class Auth(Section):
@@ -48,12 +49,13 @@ class Auth(Section):
 
     mode: Literal["auto", "keys", "open"] = "auto"
     """keys: each request needs a key. open: none does, and all are one tenant. auto: keys as soon as there is a tenant,
-    else open, and then on loopback only."""
+    without a restart; else open, and then to its own machine only: on another address than loopback requests get 401,
+    unless all clients show certificates (listen.tls.client_ca)."""
     header: IdentityHeader | None = None
     """Identity by header instead of by key; by default none."""
-    pepper: SecretStr | None = None
-    """What keys are hashed with, at least 32 characters; several gateways need the same. By default made at the first
-    start and kept in state_dir."""
+    pepper: LongSecret | None = None
+    """What keys are hashed with and end users named by, at least 32 characters; several gateways need the same. By
+    default made at the first start and kept in state_dir."""
     refresh_s: Seconds = 0.5
     """How often changes of keys, tenants and limits are looked for. A revoked key is refused everywhere within this and
     the time of one query."""

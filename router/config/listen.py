@@ -46,7 +46,7 @@ class Listen(Section):
     """The inference API: what clients take as base_url."""
 
     host: Text = "127.0.0.1"
-    """Address to listen on. Beyond loopback the engines are open to whoever reaches it: there are no client keys."""
+    """Address to listen on. Beyond loopback requests need keys (auth.mode)."""
     port: Port = 4000
     """TCP port; 0 takes a free one."""
     tls: ListenTls | None = None

@@ -14,12 +14,13 @@ from typing import Any, Protocol
 import orjson
 
 from router.core import OPEN, Ask, Caller, Prompt
-from router.errors import BadRequest, BodyTooLarge
+from router.errors import BadRequest, BodyTooLarge, Forbidden
 from router.http.messages import Header, Headers
 from router.serving.apis import APIS, FORMS
 from router.serving.deadlines import TimeLimits
 from router.serving.encoding import decode_body
 from router.serving.form import Form, read_form
+from router.serving.labels import END_USER_FIELDS, END_USER_HEADERS, TAG_HEADERS, end_user_in, end_user_of, tags_of
 from router.serving.models import Models, Named
 from router.serving.splice import splice, value_of
 
@@ -38,11 +39,11 @@ _TOTAL_HEADERS = (b"x-warmroute-timeout", b"x-litellm-timeout")
 _FIRST_TOKEN_HEADER = b"x-warmroute-first-token-timeout"
 """Seconds. They lower the model's limits, and never raise them."""
 
-_RARE_HEADERS = frozenset((*_SESSION_HEADERS, *_TOTAL_HEADERS, _FIRST_TOKEN_HEADER))
+_RARE_HEADERS = frozenset((*_SESSION_HEADERS, *_TOTAL_HEADERS, _FIRST_TOKEN_HEADER, *TAG_HEADERS, *END_USER_HEADERS))
 _RARE_FIELDS = frozenset(
     (
         *("stream_options", "n", "prompt", "cache_salt", "extra_key", "prompt_cache_key", "metadata"),
-        *("sampling_params", "previous_response_id", "conversation", "background"),
+        *("sampling_params", "previous_response_id", "conversation", "background", *END_USER_FIELDS),
     )
 )
 """Most requests have none: one look spares a look for each."""
@@ -65,11 +66,12 @@ class Call:
     fields     what a parser makes of it
     form       if it is one, and no JSON
     forwarded  the client's headers that its engine gets: `forward`, unless Connection says that they are for us alone
+    end_user   as the client names it
     """
 
     __slots__ = (
-        "api", "body", "caller", "choices", "fields", "form", "forwarded", "limits", "named", "path", "salt", "session",
-        "stream", "wants_usage",
+        "api", "body", "caller", "choices", "end_user", "fields", "form", "forwarded", "limits", "named", "path",
+        "salt", "session", "stream", "tags", "wants_usage",
     )  # fmt: skip
 
     def __init__(
@@ -83,20 +85,22 @@ class Call:
         form: Form | None = None,
         caller: Caller = OPEN,
     ) -> None:
-        """`path`: as engines know it. `headers`: the first value of each. Raises BadRequest and UnknownModel."""
+        """`path`: as engines know it. `headers`: the first value of each. Raises ClientError."""
         self.path = path
         self.caller = caller
         self.api = APIS[path]
         self.body = body
         self.form = form
         self.fields = fields = parse_body(body) if form is None else form.fields
-        self.named: Named = models.resolve(fields.get("model"))
+        self.named: Named = models.resolve(fields.get("model")) if caller.models is None else self._allowed(models)
         self.limits = self.named.model.limits
         self.stream: bool = fields.get("stream") is True
         self.wants_usage = False
         self.choices = 1
         self.salt: str | None = None
         self.session: str | None = None
+        self.tags: tuple[str, ...] = ()
+        self.end_user = ""
         self.forwarded: Sequence[Header] = () if form is None else ((b"content-type", form.content_type),)
         if form is None and not _RARE_FIELDS.isdisjoint(fields):
             self._read_rare_fields(fields)
@@ -104,6 +108,13 @@ class Call:
             self._read_rare_headers(headers)
         if not forward.isdisjoint(headers):
             self.forwarded = (*self.forwarded, *_passed_on(headers, forward))
+
+    def _allowed(self, models: Models) -> Named:
+        allowed = self.caller.models
+        assert allowed is not None
+        if self.fields.get("lora_path") is not None:  # SGLang's other way to name an adapter
+            raise Forbidden("This key may name models only by model.", param="lora_path", code="model_not_allowed")
+        return models.resolve_for(allowed, self.fields.get("model"))
 
     def _read_rare_fields(self, fields: Mapping[str, Any]) -> None:
         self.api.check(fields)
@@ -114,6 +125,7 @@ class Call:
             value_of(self.body, "extra_key", present=fields) if fields.get("extra_key") else None,
         )
         self.session = self.api.session(fields)
+        self.end_user = end_user_in(fields)
 
     def _read_rare_headers(self, headers: Headers) -> None:
         for name in _SESSION_HEADERS:
@@ -121,6 +133,8 @@ class Call:
                 self.session = headers[name].decode("latin-1")
                 break
         self.limits = _lowered(self.limits, headers)
+        self.tags = tags_of(headers)
+        self.end_user = end_user_of(headers) or self.end_user
 
     def asked_of(self, named: Named) -> Call:
         """The same request, to be answered by another model."""
@@ -140,7 +154,7 @@ class Call:
             lora,
             self.session,
             "",  # request_class
-            0,  # priority
+            caller.priority,
             self.stream,
             self.choices,
             self.api.output_limit(self.fields),  # max_output_tokens

@@ -32,8 +32,8 @@ from router.serving.models import Models
 from router.serving.reply import Reply, Responder
 from router.serving.run import Run
 
-Identify = Callable[[Headers], Caller]
-"""Who asks, by the headers of the request. Raises Unauthenticated."""
+Identify = Callable[[Request], Caller]
+"""Who asks (`serving/identity.py`). Raises Unauthenticated and StoreUnavailable."""
 Readiness = Callable[[], Awaitable[Mapping[str, Any]]]
 """`core.Live.readiness`: {"ready": bool, …per model}."""
 
@@ -46,6 +46,7 @@ _EXPOSED = (
     b"x-request-id, request-id, retry-after, x-warmroute-attempts, "
     b"x-warmroute-predicted-tokens, x-warmroute-cached-tokens, x-warmroute-instance"
 )
+_TOLD_TO_ALL = ("ready", "draining")
 _PREFLIGHT: tuple[Header, ...] = (
     (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
     (b"access-control-max-age", b"600"),
@@ -55,8 +56,8 @@ _PREFLIGHT: tuple[Header, ...] = (
 class Edge:
     """The handler of the HTTP server: called once for each whole request, on the loop.
 
-    `identify`: who asks; None: the gateway is open. `origins`: the browser origins that may call, `"*"` for any; none
-    by default.
+    `identify`: who asks; None: nobody is asked who they are. `origins`: the browser origins that may call, `"*"` for
+    any; none by default.
     """
 
     def __init__(
@@ -124,11 +125,16 @@ class Edge:
         """Answer a request of which the HTTP server has read the head, and not the whole body."""
         reply = self._reply(request.named, responder)
         reply.api = APIS.get(ROUTES.get(request.path, ""), OPENAI)
-        error = _REFUSALS.get(refusal.status, BadRequest)(refusal.message)
-        if request.path in ROUTES:
-            self._gateway.refuse(request, reply, error)
-        else:
+        error: WarmrouteError = _REFUSALS.get(refusal.status, BadRequest)(refusal.message)
+        if request.path not in ROUTES:
             reply.fail(error)
+            return
+        caller = OPEN
+        try:
+            caller = self._caller(request)
+        except WarmrouteError as stranger:
+            error = stranger
+        self._gateway.refuse(request, reply, error, caller)
 
     def _route_of_card(self, path: str) -> tuple[str, Callable[[Request, Reply], None]]:
         if path.removeprefix("/v1").startswith("/responses/"):
@@ -162,28 +168,43 @@ class Edge:
         reply.api = api
         if api.id_header:
             reply.lines += b"\r\n%b: %b" % (api.id_header, reply.request_id.encode())
-        caller = OPEN if self._identify is None else self._identify(request.named)
+        try:
+            caller = self._caller(request)
+        except WarmrouteError as error:
+            self._gateway.refuse(request, reply, error)
+            return
         self._run(self._gateway.complete(request, reply, path, caller), reply)
 
+    def _caller(self, request: Request) -> Caller:
+        return OPEN if self._identify is None else self._identify(request)
+
     def _list_models(self, request: Request, reply: Reply) -> None:
-        reply.json(self._models.listing())
+        reply.json(self._models.listing(self._caller(request).models))
 
     def _show_model(self, name: str, request: Request, reply: Reply) -> None:
-        reply.json(self._models.card(name))
+        reply.json(self._models.card(name, self._caller(request).models))
 
     def _healthz(self, request: Request, reply: Reply) -> None:
         reply.json({"status": "ok"})
 
     def _readyz(self, request: Request, reply: Reply) -> None:
-        self._run(self._say_readiness(reply), reply)
+        self._run(self._say_readiness(reply, whole=self._is_open(request)), reply)
 
-    async def _say_readiness(self, reply: Reply) -> None:
+    def _is_open(self, request: Request) -> bool:
+        """Where tenants have keys, the state of the fleet is not for everybody."""
+        try:
+            return self._caller(request) is OPEN
+        except WarmrouteError:
+            return False
+
+    async def _say_readiness(self, reply: Reply, *, whole: bool) -> None:
         try:
             state = await asyncio.ensure_future(self._readiness())
         except WarmrouteError as error:
             reply.fail(error)
         else:
-            reply.json(dict(state), status=200 if state["ready"] else 503)
+            told = state if whole else {key: state[key] for key in _TOLD_TO_ALL if key in state}
+            reply.json(dict(told), status=200 if state["ready"] else 503)
 
     def _preflight(self, request: Request, reply: Reply) -> None:
         asked = request.header(b"access-control-request-headers")

@@ -26,7 +26,7 @@ from router.serving.call import TRACE_HEADERS, Call, read_call
 from router.serving.failover import Fault, RetryBudget, Tries, fault_of
 from router.serving.keep_alive import KeepAlive
 from router.serving.ledger.ledger import Ledger
-from router.serving.models import Models, Named
+from router.serving.models import Models, Named, permits
 from router.serving.openai_errors import CONTEXT_LENGTH_EXCEEDED, class_of
 from router.serving.proxy import Proxy
 from router.serving.quarantine import Quarantine
@@ -40,6 +40,8 @@ _OVER = "the time of the request is over"
 _NOWHERE = (NoEngine, RoomFull, WaitedTooLong)
 
 Listener = Callable[[Outcome], None]
+Pseudonym = Callable[[str, str], str]
+"""By what name a tenant's end user is kept."""
 Access = Callable[[Request], Listener]
 """Who notes a request: asked when it comes, so that it can look at the client, and told when it has ended."""
 
@@ -145,6 +147,7 @@ class Gateway:
         retry_share: float = 0.1,
         on_fault: Callable[[str, str], None] = lambda model, fault: None,
         dice: random.Random | None = None,
+        pseudonym: Pseudonym = lambda tenant, end_user: "",
     ) -> None:
         """`ledger`: keeps what every request cost. `retry_share`: of the requests, so many attempts may be made again.
         `on_fault`: told of a model whose engine failed before its first byte, and how (`failover.py`)."""
@@ -164,6 +167,7 @@ class Gateway:
         self._on_fault = on_fault
         self._quarantine = Quarantine()
         self._dice = dice or random.Random()
+        self._pseudonym = pseudonym
 
     async def complete(self, request: Request, reply: Reply, path: str, caller: Caller = OPEN) -> None:
         """Answer a request, as a `Run`. Cancelling that is how a client's leaving is made known.
@@ -182,9 +186,7 @@ class Gateway:
             )
             if not isinstance(call, Call):
                 call = await asyncio.ensure_future(call)
-            if call.named.model.split:
-                passage.asked_model, call = call.named.model.name, self._of_arm(call)
-            passage.call = call
+            call = self._receive(call, passage)
             every_s = call.named.model.keep_alive_comments_s
             if every_s is not None and call.stream:
                 loop = asyncio.get_running_loop()
@@ -226,10 +228,16 @@ class Gateway:
         if self._quarantine and self._quarantine.holds(call.body):
             raise _deadly()
 
-    def _of_arm(self, call: Call) -> Call:
+    def _receive(self, call: Call, passage: Passage) -> Call:
         """The call as one for the model that a split chooses. Raises NoEngine while that has not joined."""
+        if call.end_user:
+            call.end_user = self._pseudonym(call.caller.tenant, call.end_user)
         model = call.named.model
-        return call.asked_of(self._models.resolve(choose(model.split, model.name, call.session, call.fields)))
+        if model.split:
+            passage.asked_model = model.name
+            call = call.asked_of(self._models.resolve(choose(model.split, model.name, call.session, call.fields)))
+        passage.call = call
+        return call
 
     def _read_prompt(self, call: Call) -> Prompt | Awaitable[Prompt]:
         if not call.api.reads_prompt:
@@ -360,7 +368,7 @@ class Gateway:
             names = model.fallbacks
         for name in names:
             named = self._models.find(name)
-            if named is not None and named.model.name not in asked:
+            if named is not None and named.model.name not in asked and permits(call.caller.models, name, named):
                 return named
         return None
 

@@ -102,8 +102,8 @@ class Ledger:
 
     def ended(self, outcome: Outcome) -> None:
         """A listener of the gateway's."""
-        if outcome.instance is None and self._spool.full:
-            return  # refused, since nothing more can be kept: nothing to bill
+        if outcome.instance is None and (self._spool.full or not outcome.route):
+            return  # nothing to bill: refused since nothing more can be kept, or no request of anybody's
         usage, caller = outcome.usage, outcome.caller
         if usage is not None and usage.output_tokens > self._longest.get(outcome.model, _UNKNOWN_LIMIT):
             self._remember_longest(outcome.model, usage.output_tokens)

@@ -23,10 +23,10 @@ class FakeLive:
     async def fleet(self) -> list[dict[str, Any]]:
         return [{"instance": "a", "rank": 0, "state": "ready"}]
 
-    async def explain(self, path: str, body: bytes) -> dict[str, Any]:
+    async def explain(self, path: str, body: bytes, tenant: str | None = None) -> dict[str, Any]:
         if not body.startswith(b"{"):
             raise BadRequest("the body is not a JSON object", code="invalid_json")
-        return {"path": path, "bytes": len(body)}
+        return {"path": path, "bytes": len(body), "tenant": tenant}
 
     async def parity(self, model: str | None) -> list[dict[str, Any]]:
         return [{"model": model, "state": "EXACT"}]
@@ -73,9 +73,10 @@ async def test_the_fleet_is_a_list(client: httpx.AsyncClient) -> None:
     assert answer == {"object": "list", "data": [{"instance": "a", "rank": 0, "state": "ready"}]}
 
 
-async def test_explain_passes_route_and_body(client: httpx.AsyncClient) -> None:
-    answer = await client.post("/admin/v1/explain?path=/v1/completions", content=b'{"model":"m"}')
-    assert answer.json() == {"path": "/v1/completions", "bytes": 13}
+async def test_explain_passes_route_body_and_tenant(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/admin/v1/explain?path=/v1/completions&tenant=acme", content=b'{"model":"m"}')
+    assert answer.json() == {"path": "/v1/completions", "bytes": 13, "tenant": "acme"}
+    assert (await client.post("/admin/v1/explain", content=b"{}")).json()["tenant"] is None
 
 
 async def test_explain_of_nonsense_is_an_openai_error(client: httpx.AsyncClient) -> None:
