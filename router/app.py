@@ -18,7 +18,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
@@ -34,7 +34,7 @@ from router.admin.serve import AdminServer
 from router.config import Auth, Config, Listen, ListenTls, PolicyChoice, WaitingRoom
 from router.config.listen import asks_for_certificates, is_loopback
 from router.core import Instance, Outcome, Placement, Policy
-from router.errors import ConfigError, Conflict, WarmrouteError
+from router.errors import ConfigError, Conflict, StoreUnavailable, WarmrouteError
 from router.http.client import Pool
 from router.http.messages import Limits, PoolLimits, Request
 from router.http.proxies import TrustedProxies
@@ -60,7 +60,11 @@ from router.serving.edge import Edge
 from router.serving.engines import Engines
 from router.serving.gateway import Gateway, Listener
 from router.serving.identity import Identity, IdentityHeader
+from router.serving.ledger.keeping import FOLDER, Bookkeeping, open_spool
+from router.serving.ledger.ledger import EngineThere, Ledger
+from router.serving.ledger.writer import WriterSettings
 from router.serving.models import Models
+from router.serving.pricing import Prices
 from router.serving.proxy import Proxy
 from router.serving.tools_order import ToolsOrder
 from router.state import deployment_secret, open_store, pepper
@@ -113,6 +117,7 @@ class Running:
         self._reloading = asyncio.Lock()
         self._clock = time.monotonic
         self._hurried = False  # to the end
+        self._in_processes = admin == "process"
         self._admin: AdminMode = admin if config.admin.enabled else "off"
         self._drain_s = drain_s
         self._door = door
@@ -139,6 +144,7 @@ class Running:
         store = await open_store(config, state)
         self._at_end(store.aclose)
         identity = await self._identify(store, key_pepper)
+        books = self._keep_books(state, store, lambda: engines_there(fleet))
         executor = ThreadPoolExecutor(1, "tokenize")
         self._at_end(lambda: executor.shutdown(wait=False, cancel_futures=True))
 
@@ -158,6 +164,7 @@ class Running:
             refused=lambda: self._server.refused,
             callers=dict if identity is None else identity.figures,
             strangers=dict if identity is None else lambda: identity.refused,
+            ledger=dict if books is None else books.figures,
         )
         self._policies, by_model = load_policies(config, dice)
         self._shadows = open_shadows(config.policy, _timer(clock), clock)
@@ -224,6 +231,7 @@ class Running:
             access=access_log(proxies) if config.listen.access_log else None,
             forward_headers=config.listen.forward_headers,
             tools_order=tools_order,
+            ledger=None if books is None else books.ledger,
             retry_share=config.failover.share,
             on_fault=telemetry.fault,
             dice=dice,
@@ -256,6 +264,9 @@ class Running:
         self._save = partial(_save, index_file, index, secret, feed)
         self._every(config.index.save_every_s, self._save, at_end=True)
         self._stack.push_async_callback(self._spawned(telemetry.sample_lag()))
+        if books is not None:
+            books.start()
+            self._at_end(books.stop)  # after the last request, whose listening ends before
         await self._listen(self._edge, proxies)
         await self._serve_admin()
         gc.collect()
@@ -283,6 +294,28 @@ class Running:
         await identity.refresh()
         self._every(auth.refresh_s, identity.refresh, at_end=False)
         return identity
+
+    def _keep_books(
+        self, state: Path, store: Database, engines: Callable[[], Iterable[EngineThere]]
+    ) -> Bookkeeping | None:
+        """None: nothing is kept of what requests cost."""
+        config, settings = self._config, self._config.ledger
+        if not settings.enabled:
+            return None
+        spool = open_spool(state, int(config.store.spool_max_bytes))
+        prices = None
+        if settings.on_missing_price == "refuse":
+            prices = Prices()
+            self._every(config.auth.refresh_s, partial(_read_prices, prices, store), at_end=False)
+        return Bookkeeping(
+            Ledger(spool, prices=prices),
+            spool,
+            WriterSettings(folder=state / FOLDER, unknown_cached=settings.unknown_cached, currency=settings.currency),
+            store.engine.url.render_as_string(hide_password=False),
+            engines=engines,
+            in_process=self._in_processes,
+            fsync_s=settings.fsync_s,
+        )
 
     # --- while it runs
 
@@ -557,6 +590,20 @@ def http_limits(listen: Listen) -> Limits:
 def access_log(proxies: TrustedProxies) -> Callable[[Request], Callable[[Outcome], None]]:
     """Who the client is, is found when it comes: its request is gone when it has ended."""
     return lambda request: partial(log_access, client=proxies.client(request))
+
+
+def engines_there(fleet: Fleet) -> Iterator[EngineThere]:
+    """As the ledger notes them."""
+    for instance in fleet.instances():
+        ranks = fleet.ranks(instance.id)
+        yield EngineThere(instance.id, instance.price_per_hour, len(ranks), sum(rank.capacity_tokens for rank in ranks))
+
+
+async def _read_prices(prices: Prices, store: Database) -> None:
+    try:
+        await prices.refresh(store)
+    except StoreUnavailable:
+        pass  # those that are known go on
 
 
 async def _save(path: Path, index: BlockIndex, secret: bytes, feed: Feed) -> None:

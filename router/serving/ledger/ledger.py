@@ -163,7 +163,7 @@ class Ledger:
             "spool_bytes": self._spool.waiting_bytes,
             "spool_held_bytes": self._spool.held_bytes,
             "spool_full": float(self._spool.full),
-            "spool_lost": self.lost,
+            "spool_lost_total": self.lost,
         }
 
     def _check_price(self, prices: Prices, call: Call) -> None:

@@ -79,7 +79,7 @@ class Writer:
         self._wake.set()
 
     def figures(self) -> dict[str, float]:
-        return {"rows": self.written, "rows_refused": self.refused, "store_up": float(not self.away)}
+        return {"rows_total": self.written, "rows_refused_total": self.refused, "store_up": float(not self.away)}
 
     async def run(self) -> None:
         try:
