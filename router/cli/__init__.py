@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import typer
 
 from router import __version__
-from router.cli import check, db, demo, doctor, explain, observe, replay, serve, sim_engine, trace
+from router.cli import check, db, demo, doctor, explain, ledger, observe, replay, serve, sim_engine, trace
 from router.errors import ConfigError, WarmrouteError
 
 OK, PROBLEM, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -35,6 +35,8 @@ for command in (
     sim_engine.sim_engine,
     replay.replay,
     observe.observe,
+    ledger.reprice,
+    ledger.erase,
 ):
     app.command()(command)
 app.add_typer(trace.trace, name="trace")

@@ -63,7 +63,7 @@ def row_of(read: Ended | Unknown, prices: PriceBook, unknown_cached: UnknownCach
     counted = count(end)
     tokens = Tokens.of(counted.usage)
     billed = FREE
-    if end.finish != "upstream_failed":
+    if is_billed(end.finish):
         billed = bill(
             prices.price_at(end.model, end.tenant, end.at),
             tokens,
@@ -85,7 +85,7 @@ def row_of(read: Ended | Unknown, prices: PriceBook, unknown_cached: UnknownCach
         "prefill_ms": prefill_ms,
         "decode_ms": decode_ms,
         "kv_token_s": kv_token_s,
-        **_money(billed),
+        **money(billed),
         "raw_usage": counted.usage.raw or None,
     }
 
@@ -143,7 +143,7 @@ def _unknown_row(mark: Mark) -> Row:
         "prefill_ms": 0.0,
         "decode_ms": 0.0,
         "kv_token_s": 0.0,
-        **_money(FREE),
+        **money(FREE),
         "raw_usage": None,
     }
 
@@ -171,7 +171,11 @@ def _who_and_when(record: Mark | End) -> Row:
     }
 
 
-def _money(billed: Bill) -> Row:
+def is_billed(finish: str) -> bool:
+    return finish in ("complete", "client_gone")
+
+
+def money(billed: Bill) -> Row:
     price = billed.price
     return {
         "price": price.id if price is not None else None,

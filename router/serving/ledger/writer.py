@@ -17,13 +17,13 @@ from pathlib import Path
 import msgspec
 
 from router.errors import StoreUnavailable
-from router.serving.ledger.reading import Read, Reader
+from router.serving.ledger.reading import Ended, Read, Reader, Unknown
 from router.serving.ledger.records import Seen
 from router.serving.ledger.rows import Row, row_of
 from router.serving.pricing import Prices, UnknownCached
 from router.store.costs import allocate_hour
 from router.store.database import Database
-from router.store.ledger import SeenHour, add_rows, note_seen
+from router.store.ledger import SeenHour, add_rows, note_seen, speaks_against_row
 
 _log = logging.getLogger("warmroute")
 
@@ -107,6 +107,9 @@ class Writer:
             await self._pause(wait_s)
             wait_s = min(2 * wait_s, AWAY_S[1])
         now = time.monotonic()
+        if now >= self._hours_due or is_last:
+            self._hours_due = now + HOURS_S
+            await self._allocate()
         if self._reader.must_keep or is_last or (found and now >= self._keep_due):
             self._keep_due = now + KEEP_S
             self._reader.keep()
@@ -119,13 +122,11 @@ class Writer:
                 await self._prices.refresh(self._database)
                 self._prices_due = now + PRICES_S
             await self._write(found)
-            if now >= self._hours_due or self._stopping:
-                await self._allocate()
-                self._hours_due = now + HOURS_S
-        except StoreUnavailable as error:
+        except Exception as error:
+            reason = type(error.__cause__ or error).__name__
             if not self.away:
-                _log.error("the ledger's database is away: finished requests wait in the spool")
-            self.away = type(error.__cause__ or error).__name__
+                _log.error("the ledger's database is away (%s): finished requests wait in the spool", reason)
+            self.away = reason
             return False
         if self.away:
             _log.info("the ledger's database is back")
@@ -134,22 +135,27 @@ class Writer:
 
     async def _write(self, found: Sequence[Read]) -> None:
         seen = [hour for read in found if isinstance(read, Seen) for hour in self._hours_of(read)]
-        rows = [
-            row_of(read, self._prices.book, self._settings.unknown_cached)
-            for read in found
-            if not isinstance(read, Seen)
-        ]
+        rows = [row for read in found if not isinstance(read, Seen) and (row := self._row_of(read)) is not None]
         try:
             await self._add(rows, seen)
-        except StoreUnavailable:
-            raise
-        except Exception as mistake:  # in one of them: it must not keep the others out
+        except Exception as mistake:
+            if isinstance(mistake, StoreUnavailable) or not speaks_against_row(mistake):
+                raise
+            # there is one that must not keep the others out
             _log.error("the ledger's database refuses some rows: %s", type(mistake).__name__)
             for row in rows:
                 await self._add_alone(row)
             await self._add([], seen)
         self._hours.update(int(row["at"] // _HOUR_S) for row in rows)
         self._hours.update(hour.hour for hour in seen)
+
+    def _row_of(self, read: Ended | Unknown) -> Row | None:
+        try:
+            return row_of(read, self._prices.book, self._settings.unknown_cached)
+        except Exception as mistake:  # in one record: it must not keep the others out
+            self.refused += 1
+            _log.error("a record of the ledger makes no row: %s", type(mistake).__name__)
+            return None
 
     async def _add(self, rows: Sequence[Row], seen: Sequence[SeenHour]) -> None:
         if not rows and not seen:
@@ -162,9 +168,9 @@ class Writer:
     async def _add_alone(self, row: Row) -> None:
         try:
             await self._add([row], [])
-        except StoreUnavailable:
-            raise
         except Exception as mistake:
+            if isinstance(mistake, StoreUnavailable) or not speaks_against_row(mistake):
+                raise
             self.refused += 1
             _log.error("a row of the ledger is refused by the database: %s", type(mistake).__name__)
             _set_aside(self._settings.folder / _REFUSED, row)
@@ -188,9 +194,14 @@ class Writer:
         ]
 
     async def _allocate(self) -> None:
+        """No row waits for it: what fails is tried again later."""
         for hour in sorted(self._hours):
-            async with self._database.write() as connection:
-                await allocate_hour(connection, hour)
+            try:
+                async with self._database.write() as connection:
+                    await allocate_hour(connection, hour)
+            except Exception as error:
+                _log.error("what engines cost could not be allocated: %s", type(error.__cause__ or error).__name__)
+                return
             self._hours.discard(hour)
 
     async def _pause(self, seconds: float) -> bool:
