@@ -9,8 +9,8 @@ Whose count, and what of it is billed:
     upstream_failed             nothing is billed, failed attempts neither. A stream that broke off counts as above, so
                                 that its work is seen
     refused, or never sent      nothing
-    unknown (the gateway was    nothing is billed. The counts are an upper bound: the prompt, and as many tokens as the
-    killed meanwhile)           answer might have had. `estimated`
+    unknown (the gateway was    nothing is counted or billed. `raw_usage` holds an upper bound, {"upper_bound":
+    killed meanwhile)           {"input_tokens": …, "output_tokens": …}}: the prompt, and what the answer might have had
 
 `cached_known` is false where a prompt was read and its engine did not say what of it was cached (`pricing.py`).
 
@@ -128,14 +128,14 @@ def work(mark: Mark, end: End, counted: Counted, beside: float) -> tuple[float, 
 
 
 def _unknown_row(mark: Mark) -> Row:
-    tokens = Tokens.of(Usage(mark.prompt_tokens, mark.output_bound))
+    bound = {"input_tokens": mark.prompt_tokens, "output_tokens": mark.output_bound}
     return {
         **_who_and_when(mark),
         "instance": mark.instance[:200],
         "status": 0,
         "finish": UNKNOWN,
         "error": "gateway_killed",
-        **dict(zip(_COLUMNS, tokens.counts, strict=True)),
+        **dict.fromkeys(_COLUMNS, 0),
         "cached_known": False,
         "estimated": True,
         "ttft_s": None,
@@ -144,7 +144,7 @@ def _unknown_row(mark: Mark) -> Row:
         "decode_ms": 0.0,
         "kv_token_s": 0.0,
         **money(FREE),
-        "raw_usage": None,
+        "raw_usage": msgspec.json.encode({"upper_bound": bound}).decode(),
     }
 
 

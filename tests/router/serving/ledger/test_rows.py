@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from decimal import Decimal
 from typing import Any
 
@@ -74,7 +75,8 @@ def test_a_prediction_is_billed_where_it_is_to_be_and_never_counted() -> None:
 def test_what_its_gateway_was_killed_over_is_listed_with_a_bound_and_free() -> None:
     row = row_of(Unknown(mark(shown_id="theirs", tags=("t",), end_user="abc")), BOOK, "full_price")
     assert (row["finish"], row["estimated"], row["cost"], row["day"]) == ("unknown", True, 0, DAY)
-    assert (row["uncached_input_tokens"], row["output_tokens"]) == (1000, 4096)
+    assert json.loads(row["raw_usage"]) == {"upper_bound": {"input_tokens": 1000, "output_tokens": 4096}}
+    assert (row["uncached_input_tokens"], row["output_tokens"]) == (0, 0)
     assert (row["id"], row["shown_id"], row["tags"], row["end_user"]) == ("r1", "theirs", ["t"], "abc")
 
 
