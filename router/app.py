@@ -9,12 +9,14 @@ What signals do to it is in `life.py`, what a new configuration changes in `relo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import ipaddress
 import logging
 import multiprocessing
 import os
 import random
+import resource
 import sys
 import tempfile
 import time
@@ -22,6 +24,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +33,7 @@ import uvloop
 
 from router import __version__, life, plugins
 from router.admin import serve as admin_process
-from router.admin.serve import AdminServer
+from router.admin.serve import AdminServer, AdminSettings
 from router.config import Auth, Config, Listen, ListenTls, PolicyChoice, WaitingRoom
 from router.config.listen import asks_for_certificates, is_loopback
 from router.core import Instance, Outcome, Placement, Policy
@@ -56,6 +59,7 @@ from router.routing.shadow import Shadows
 from router.routing.trace_log import TraceLog
 from router.routing.waiting_room import RoomLimits
 from router.serving.callers import Callers
+from router.serving.counting import billed_counts
 from router.serving.edge import Edge
 from router.serving.engines import Engines
 from router.serving.gateway import Gateway, Listener
@@ -63,11 +67,13 @@ from router.serving.identity import Identity, IdentityHeader
 from router.serving.ledger.keeping import FOLDER, Bookkeeping, open_spool
 from router.serving.ledger.ledger import EngineThere, Ledger
 from router.serving.ledger.writer import WriterSettings
+from router.serving.limits.limiter import Limiter
+from router.serving.limits.opening import open_limits
 from router.serving.models import Models
 from router.serving.pricing import Prices
 from router.serving.proxy import Proxy
 from router.serving.tools_order import ToolsOrder
-from router.state import deployment_secret, open_store, pepper
+from router.state import audit_secret, deployment_secret, open_store, pepper, store_url
 from router.store.database import Database
 from router.store.pseudonyms import pseudonym
 from router.telemetry import Telemetry, log_access
@@ -100,6 +106,7 @@ class Running:
     url: str
     admin_url: str | None
     live: LiveView
+    store: Database
     _server: Server
 
     def __init__(
@@ -141,10 +148,11 @@ class Running:
         dice = self._dice = random.Random()
         state = config.make_state_dir()
         secret, key_pepper = deployment_secret(state), pepper(config, state)
-        store = await open_store(config, state)
-        self._at_end(store.aclose)
-        identity = await self._identify(store, key_pepper)
-        books = self._keep_books(state, store, lambda: engines_there(fleet))
+        self.store = await open_store(config, state)
+        self._at_end(self.store.aclose)
+        identity = await self._identify(key_pepper)
+        prices = await self._keep_prices() if identity is not None else None
+        books = self._keep_books(state, prices, lambda: engines_there(fleet))
         executor = ThreadPoolExecutor(1, "tokenize")
         self._at_end(lambda: executor.shutdown(wait=False, cancel_futures=True))
 
@@ -161,6 +169,7 @@ class Running:
             room=lambda: room_figures(brain.room, clock()),
             shadows=lambda: {} if self._shadows is None else self._shadows.figures(),
             connections=lambda: engines.connections(),
+            limits=lambda: {} if limiter is None else limiter.figures(),
             refused=lambda: self._server.refused,
             callers=dict if identity is None else identity.figures,
             strangers=dict if identity is None else lambda: identity.refused,
@@ -220,6 +229,7 @@ class Running:
             secret=secret,
             executor=executor,
         )
+        limiter = None if prices is None else await self._open_limits(prices)
         placement = brain if self._door is None else await self._stack.enter_async_context(self._door(brain))
         gateway = self._gateway = Gateway(
             models,
@@ -234,6 +244,7 @@ class Running:
             ledger=None if books is None else books.ledger,
             retry_share=config.failover.share,
             on_fault=telemetry.fault,
+            limiter=limiter,
             dice=dice,
             pseudonym=partial(pseudonym, key_pepper),
         )
@@ -247,6 +258,7 @@ class Running:
             clock=clock,
             reload=self.reload,
             identity=identity,
+            limits=dict if limiter is None else limiter.state,
         )
         self._edge = Edge(
             gateway,
@@ -272,14 +284,14 @@ class Running:
         gc.collect()
         gc.freeze()  # what was built at the start is not looked at again by every collection
 
-    async def _identify(self, store: Database, key_pepper: bytes) -> Identity | None:
+    async def _identify(self, key_pepper: bytes) -> Identity | None:
         """None: nobody is asked who they are."""
         config = self._config
         auth, listen = config.auth, config.listen
         if auth.mode == "open":
             return None
         callers = Callers(
-            store,
+            self.store,
             pepper=key_pepper,
             salt_of=lambda domain: None,  # until salts are made: nothing keeps caches apart
             refresh_s=auth.refresh_s,
@@ -295,23 +307,27 @@ class Running:
         self._every(auth.refresh_s, identity.refresh, at_end=False)
         return identity
 
+    async def _keep_prices(self) -> Prices:
+        prices = Prices()
+        read = partial(_read_prices, prices, self.store)
+        await read()
+        self._every(self._config.auth.refresh_s, read, at_end=False)
+        return prices
+
     def _keep_books(
-        self, state: Path, store: Database, engines: Callable[[], Iterable[EngineThere]]
+        self, state: Path, prices: Prices | None, engines: Callable[[], Iterable[EngineThere]]
     ) -> Bookkeeping | None:
         """None: nothing is kept of what requests cost."""
         config, settings = self._config, self._config.ledger
         if not settings.enabled:
             return None
         spool = open_spool(state, int(config.store.spool_max_bytes))
-        prices = None
-        if settings.on_missing_price == "refuse":
-            prices = Prices()
-            self._every(config.auth.refresh_s, partial(_read_prices, prices, store), at_end=False)
+        needed = prices if settings.on_missing_price == "refuse" else None
         return Bookkeeping(
-            Ledger(spool, prices=prices),
+            Ledger(spool, prices=needed),
             spool,
             WriterSettings(folder=state / FOLDER, unknown_cached=settings.unknown_cached, currency=settings.currency),
-            store.engine.url.render_as_string(hide_password=False),
+            store_url(config, state),
             engines=engines,
             in_process=self._in_processes,
             fsync_s=settings.fsync_s,
@@ -435,7 +451,7 @@ class Running:
         self.admin_url = None
         admin = self._config.admin
         if self._admin == "inline":
-            server = AdminServer(self.live, host=admin.host, port=admin.port, tls=_server_tls(admin.tls))
+            server = AdminServer(self.live, admin_settings(self._config))
             port = await server.start()
             self._at_end(server.stop)
         elif self._admin == "process":
@@ -453,16 +469,16 @@ class Running:
         await wire.start(path)
         self._at_end(wire.stop)
         context = multiprocessing.get_context("spawn")
-        here, there = context.Pipe(duplex=False)
+        here, there = context.Pipe()
         admin = self._config.admin
         process = context.Process(
             target=admin_process.run,
-            args=(str(path), admin.host, admin.port, there, _server_tls(admin.tls)),
+            args=(str(path), admin_settings(self._config), there),
             daemon=True,
         )
         process.start()
         there.close()
-        self._at_end(lambda: asyncio.to_thread(_end, process))
+        self._at_end(lambda: asyncio.to_thread(_end, process, here))
         answered = await asyncio.to_thread(here.poll, ADMIN_START_S)
         try:
             answer = here.recv() if answered else "it did not answer"
@@ -473,6 +489,21 @@ class Running:
         return answer
 
     # --- pieces
+
+    async def _open_limits(self, prices: Prices) -> Limiter:
+        redis, auth = self._config.redis, self._config.auth
+        limits = open_limits(
+            self.store,
+            price_of=prices.now,
+            counts=billed_counts,
+            redis_url=None if redis.url is None else redis.url.get_secret_value(),
+            redis_timeout_s=redis.timeout_s,
+            refresh_s=auth.refresh_s,
+        )
+        try:
+            return await self._stack.enter_async_context(limits)
+        except ValueError as error:
+            raise ConfigError(["redis.url: must be redis://[:PASSWORD@]HOST:PORT[/DB] or rediss://…"]) from error
 
     def _pool(self, instance: Instance) -> Pool:
         limits = PoolLimits(connect_s=self._config.timeouts.connect_s)
@@ -567,6 +598,23 @@ def identity_header(auth: Auth) -> IdentityHeader | None:
     return IdentityHeader(auth.header.name.encode(), peers)
 
 
+def admin_settings(config: Config) -> AdminSettings:
+    admin, folder = config.admin, config.make_state_dir()
+    auth = admin.auth
+    return AdminSettings(
+        host=admin.host,
+        port=admin.port,
+        tls=_server_tls(admin.tls),
+        database_url=store_url(config, folder),
+        pepper=pepper(config, folder),
+        audit_secret=audit_secret(config, folder),
+        bootstrap_key=None if auth.bootstrap_key is None else auth.bootstrap_key.get_secret_value(),
+        open=is_loopback(admin.host) or asks_for_certificates(admin.tls),
+        metrics_open=auth.metrics_open,
+        oidc=None if auth.oidc is None else auth.oidc.model_dump(),
+    )
+
+
 def room_settings(settings: WaitingRoom) -> tuple[RoomRule, RoomLimits]:
     return (
         RoomRule(free_tokens=settings.free_tokens, head_start_max_s=settings.head_start_max_s),
@@ -578,6 +626,7 @@ def http_limits(listen: Listen) -> Limits:
     return Limits(
         head_bytes=int(listen.max_head_bytes),
         headers=listen.max_headers,
+        connections=listen.max_connections,
         body_bytes=int(listen.max_body_bytes),
         keep_alive_s=listen.keep_alive_s,
         head_s=listen.head_s,
@@ -625,8 +674,16 @@ def run(config: Config, *, read_again: ReadAgain | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     config.prepare_process()
+    _allow_open_files()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     uvloop.run(_run(config, read_again))
+
+
+def _allow_open_files() -> None:
+    """As many as the system lets us have: a stream takes two, and the 1,024 of most shells are soon used up."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _run(config: Config, read_again: ReadAgain | None) -> None:
@@ -651,8 +708,9 @@ def _host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _end(process: BaseProcess) -> None:
-    process.terminate()
+def _end(process: BaseProcess, connection: Connection) -> None:
+    """`connection`: that the process lives by."""
+    connection.close()
     process.join(5)
     if process.is_alive():
         process.kill()

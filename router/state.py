@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from pathlib import Path
 
 from router.config import Config
 from router.errors import ConfigError, StoreUnavailable
-from router.store.create import create
+from router.store import migrate
 from router.store.database import Database, open_database
+
+log = logging.getLogger("warmroute")
 
 _SECRET_BYTES = 32
 
@@ -43,16 +46,33 @@ def pepper(config: Config, state_dir: Path) -> bytes:
     return kept_secret(state_dir, "pepper") if configured is None else configured.get_secret_value().encode()
 
 
+def audit_secret(config: Config, state_dir: Path) -> bytes:
+    """What the audit log is chained with."""
+    configured = config.admin.auth.audit_secret
+    return kept_secret(state_dir, "audit") if configured is None else configured.get_secret_value().encode()
+
+
+def store_url(config: Config, state_dir: Path) -> str:
+    """Of the database; it may hold a password."""
+    return migrate.store_url(_configured_url(config), state_dir)
+
+
 async def open_store(config: Config, state_dir: Path) -> Database:
-    """The database, which is not connected to yet; the default one is made if it is not there. Raises ConfigError."""
-    if config.store.url is not None:
-        return open_database(config.store.url.get_secret_value())
-    path = state_dir / "warmroute.db"
-    database = open_database(f"sqlite:///{path}")
+    """The database, made if it is the default one. Raises ConfigError for one that must be upgraded first.
+
+    One that cannot be reached now is opened all the same: the gateway comes up, and answers when the database does.
+    """
+    url = _configured_url(config)
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # the files beside it get the same mode
-        await create(database)
-    except (OSError, StoreUnavailable) as error:
-        await database.aclose()
-        raise ConfigError([f"state_dir: the database {str(path)!r} cannot be opened"]) from error
-    return database
+        return await migrate.open_store(url, state_dir)
+    except ValueError as error:
+        raise ConfigError([f"store.url: {error}"]) from None
+    except StoreUnavailable as error:
+        if url is None:
+            raise ConfigError([f"state_dir: the database in {str(state_dir)!r} cannot be opened"]) from error
+        log.error("the database cannot be reached")
+        return open_database(url)
+
+
+def _configured_url(config: Config) -> str | None:
+    return None if config.store.url is None else config.store.url.get_secret_value()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Table, insert, select, update
 
-from router.store.create import create
-from router.store.database import Database, open_database
+from router.store.database import Database
 from router.store.ids import KEY, PROJECT, TENANT, new_id
 from router.store.keys import Kind, key_mac, new_key, shown
 from router.store.schema import changes, keys, projects, tenants
@@ -80,16 +78,7 @@ class Accounts:
 
     @staticmethod
     async def _next(connection: Any) -> int:
-        revision = int(await connection.scalar(select(changes.c.revision)) or 0) + 1
-        written = (
-            update(changes).values(revision=revision) if revision > 1 else insert(changes).values(id=1, revision=1)
+        revision: int = await connection.scalar(
+            update(changes).values(revision=changes.c.revision + 1).returning(changes.c.revision)
         )
-        await connection.execute(written)
         return revision
-
-
-async def open_accounts(path: Path) -> Accounts:
-    """A SQLite file with the tables. To be closed: `accounts.database.aclose()`."""
-    database = open_database(f"sqlite:///{path}")
-    await create(database)
-    return Accounts(database)

@@ -1,4 +1,4 @@
-"""tables"""
+"""The tables as they were at first."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -61,13 +61,17 @@ class Roll:
     def __init__(self, salt_of: SaltOf) -> None:
         self.revision = -1
         self.tenants: dict[str, Tenant] = {}  # by id; archived ones stay
-        self.keys: dict[bytes, Known] = {}  # by HMAC; those that have ended go
+        self.keys = 0
         self.left_out = 0
         self._ids: dict[str, str] = {}  # of tenants, by name
+        self._known: list[dict[bytes, Known]] = [{} for _ in range(256)]  # by HMAC; one large dict stalls as it grows
         self._salt_of = salt_of
 
     def tenant(self, id_or_name: str) -> Tenant | None:
         return self.tenants.get(id_or_name) or self.tenants.get(self._ids.get(id_or_name, ""))
+
+    def find(self, mac: bytes) -> Known | None:
+        return self._known[mac[0]].get(mac)
 
     def take_tenant(self, row: TenantRow) -> None:
         before = self.tenants.get(row.id)
@@ -86,13 +90,16 @@ class Roll:
         self.tenants[row.id] = Tenant(row, caller)
 
     def take_key(self, row: KeyRow, now: float) -> None:
-        """Its tenant was taken before."""
+        """Its tenant was taken before. Of a key that has ended nothing is kept."""
+        known = self._known[row.mac[0]]
         if row.until <= now + _SKEW_S:
-            self.keys.pop(row.mac, None)
+            self.keys -= known.pop(row.mac, None) is not None
             return
-        if len(self.keys) >= MOST_KEYS and row.mac not in self.keys:
-            self.left_out += 1
-            return
+        if row.mac not in known:
+            if self.keys >= MOST_KEYS:
+                self.left_out += 1
+                return
+            self.keys += 1
         tenant = self.tenants[row.tenant].caller
         domain, salt = tenant.domain, tenant.salt
         if self.tenants[row.tenant].row.isolation == "key":
@@ -109,7 +116,7 @@ class Roll:
             tenant.steers,
             tenant.labels,
         )
-        self.keys[row.mac] = Known(caller, row.until)
+        known[row.mac] = Known(caller, row.until)
 
 
 def domain_of(isolation: str, *, tenant: str, key: str) -> str:
@@ -156,7 +163,7 @@ class Callers:
         age = self._clock() - self._fresh_at
         if age > self._stale_s:
             raise _unavailable()
-        known = self._roll.keys.get(key_mac(self._pepper, key))
+        known = self._roll.find(key_mac(self._pepper, key))
         if known is not None and known.until > self._wall_clock():
             return known.caller
         if known is None and (self._away or age > self._away_s or self._roll.left_out):
@@ -194,7 +201,7 @@ class Callers:
             "read_s_ago": None if age == inf else round(age, 3),
             "revision": self._roll.revision,
             "tenants": len(self._roll.tenants),
-            "keys": len(self._roll.keys),
+            "keys": self._roll.keys,
         }
 
     def figures(self) -> Mapping[str, float]:
@@ -225,17 +232,22 @@ class Callers:
                 self._note("")
 
     async def _catch_up(self) -> None:
-        asked_at = self._clock()
-        async with asyncio.timeout(_CHECK_S):
-            revision = await stored.revision(self._database)
-        if revision < self._roll.revision:
-            self._anew = True
-            raise StoreUnavailable("", detail="it is older than what was read before")
-        if self._anew or revision > self._roll.revision:
-            async with asyncio.timeout(_READ_S):
-                await self._read(None if self._anew else self._roll.revision)
-            self._anew = False
-        self._fresh_at = asked_at
+        for _ in range(2):  # reading it all takes seconds, in which more may change
+            asked_at = self._clock()
+            async with asyncio.timeout(_CHECK_S):
+                revision = await stored.revision(self._database)
+            known = self._roll.revision
+            if revision < known:
+                self._anew = True
+                raise StoreUnavailable("", detail="it is older than what was read before")
+            is_new = self._anew or revision > known
+            if is_new:
+                async with asyncio.timeout(_READ_S):
+                    await self._read(None if self._anew else known)
+                self._anew = False
+            self._fresh_at = asked_at
+            if not is_new:
+                return
 
     async def _read(self, after: int | None) -> None:
         """Some rows at a time, so that the loop has its turns."""

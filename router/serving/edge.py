@@ -20,6 +20,7 @@ from router.errors import (
     BodyTooLarge,
     MethodNotAllowed,
     RequestTimeout,
+    RoomFull,
     ShuttingDown,
     UnknownRoute,
     WarmrouteError,
@@ -39,7 +40,12 @@ Readiness = Callable[[], Awaitable[Mapping[str, Any]]]
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}").fullmatch
 _MODELS = "/v1/models/"
-_REFUSALS = {408: RequestTimeout, 413: BodyTooLarge}
+_FULL_RETRY_S = 1.0
+_REFUSALS: Mapping[int, Callable[[str], WarmrouteError]] = {
+    408: RequestTimeout,
+    413: BodyTooLarge,
+    503: partial(RoomFull, retry_after_s=_FULL_RETRY_S),
+}
 _SHUTDOWN_RETRY_S = 1.0
 _ENDED_AT_ONCE = 20
 _EXPOSED = (
@@ -122,7 +128,7 @@ class Edge:
             reply.fail(error)
 
     def refuse(self, request: Request, responder: Responder, refusal: Refusal) -> None:
-        """Answer a request of which the HTTP server has read the head, and not the whole body."""
+        """Answer a request that the HTTP server turns away; it has read the head, and may not have the whole body."""
         reply = self._reply(request.named, responder)
         reply.api = APIS.get(ROUTES.get(request.path, ""), OPENAI)
         error: WarmrouteError = _REFUSALS.get(refusal.status, BadRequest)(refusal.message)

@@ -16,9 +16,11 @@ count of cached tokens stays 0: a prediction is never a fact.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 from math import inf
 from typing import Literal, NamedTuple
 
@@ -115,10 +117,20 @@ class Price(msgspec.Struct, frozen=True):
     valid_from: float
     valid_to: float = inf
 
+    @property
+    def per_million(self) -> Mapping[str, Decimal]:
+        """Of every class."""
+        return _per_million(self.parts)
+
     def cost(self, tokens: Tokens) -> Decimal:
         """Exactly."""
         parts = sum(count * price for count, price in zip(tokens.counts, self.parts, strict=True) if count)
         return Decimal(parts) / PARTS
+
+
+@lru_cache(1000)
+def _per_million(parts: tuple[int, ...]) -> Mapping[str, Decimal]:
+    return {name: Decimal(part) / _PARTS_PER_TOKEN for name, part in zip(TOKEN_CLASSES, parts, strict=True)}
 
 
 class PriceBook:
@@ -166,6 +178,9 @@ class Prices:
         self.strange: set[str] = set()
         self._known: dict[str, Price] = {}
         self._revision = -1
+
+    def now(self, model: str, tenant: str) -> Price | None:
+        return self.book.price_at(model, tenant, time.time())
 
     @property
     def known(self) -> bool:

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from router.store.database import Database
 from router.store.schema import changes, keys, projects, tenants
 
-_AT_ONCE = 100  # rows: what a gateway takes up in less than a millisecond
+_AT_ONCE = 50  # rows: what a gateway takes up in less than a millisecond
 
 
 class TenantRow(NamedTuple):
@@ -62,8 +62,8 @@ class Snapshot:
         if after is None:
             ends = (keys.c.expires_at, keys.c.revoked_at, projects.c.archived_at, tenants.c.archived_at)
             query: Any = _KEYS.where(*(or_(end.is_(None), end > now) for end in ends))
-        else:  # each part by its own index; a key may come twice
-            query = union_all(*(_KEYS.where(table.c.revision > after) for table in (keys, projects, tenants)))
+        else:
+            query = _changed(after)
         async for rows in self._partitions(query):
             yield [
                 KeyRow(key, mac, tenant, project, None if models is None else tuple(models), _earliest(ends))
@@ -118,6 +118,18 @@ _KEYS: Select[Any] = (
     .join(tenants, projects.c.tenant == tenants.c.id)
     .where(keys.c.kind == "inference")
 )
+
+
+def _changed(after: int) -> Any:
+    """Three parts, each with an index to go by; a key may come twice."""
+    of_tenants = select(tenants.c.id).where(tenants.c.revision > after)
+    of_projects = select(projects.c.id).where(projects.c.revision > after)
+    within_tenants = select(projects.c.id).where(projects.c.tenant.in_(of_tenants))
+    return union_all(
+        _KEYS.where(keys.c.revision > after),
+        _KEYS.where(keys.c.project.in_(of_projects)),
+        _KEYS.where(keys.c.project.in_(within_tenants)),
+    )
 
 
 def _earliest(ends: Iterable[float | None]) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -170,7 +169,7 @@ class Ledger:
         if not prices.known:
             raise StoreUnavailable("Prices are not known yet; try again.", retry_after_s=_FULL_S)
         model = call.named.model.name
-        if prices.book.price_at(model, call.caller.tenant, time.time()) is None:
+        if prices.now(model, call.caller.tenant) is None:
             raise Forbidden(f"The model {model!r} has no price.", param="model", code="model_without_price")
 
     def _output_bound(self, call: Call, prompt: Prompt) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, NamedTuple
 
-from router.serving.ledger.rows import is_billed, money
+from router.serving.counting import is_billed
+from router.serving.ledger.rows import money
 from router.serving.pricing import PriceBook, Prices, Tokens, UnknownCached, bill
 from router.store.costs import allocate_hour
 from router.store.database import Database

@@ -1,18 +1,8 @@
 """One row a request: what is counted, what is billed, and what it cost the engine.
 
-Whose count, and what of it is billed:
-
-    complete, 200               the engine's usage, explicit zeros included. Where there is none, our own count of the
-                                prompt and a token for each stream event, marked `estimated`
-    client_gone, sent           what reached the gateway: the prompt; the engine's usage as far as it came, and a token
-                                for each event after it. `estimated`, unless the usage covers every event
-    upstream_failed             nothing is billed, failed attempts neither. A stream that broke off counts as above, so
-                                that its work is seen
-    refused, or never sent      nothing
-    unknown (the gateway was    nothing is counted or billed. `raw_usage` holds an upper bound, {"upper_bound":
-    killed meanwhile)           {"input_tokens": …, "output_tokens": …}}: the prompt, and what the answer might have had
-
-`cached_known` is false where a prompt was read and its engine did not say what of it was cached (`pricing.py`).
+What counts is said in `serving/counting.py`. A request whose gateway was killed under it has the finish `unknown`:
+nothing of it is counted or billed, and `raw_usage` holds an upper bound, {"upper_bound": {"input_tokens": …,
+"output_tokens": …}}: the prompt, and what the answer might have had.
 
 Work, by the engine model of `core.Rates` (one formula a step, fitted to NVIDIA's operator tables: papers.md §4), for a
 prompt of L tokens, n of them uncached, and o tokens of output, while B requests of ours ran there on average:
@@ -32,6 +22,7 @@ from typing import Any
 import msgspec
 
 from router.core import Usage
+from router.serving.counting import Counted, count, is_billed
 from router.serving.ledger.reading import Ended, Unknown
 from router.serving.ledger.records import End, Mark
 from router.serving.pricing import FREE, Bill, PriceBook, Tokens, UnknownCached, bill
@@ -41,18 +32,8 @@ UNKNOWN = "unknown"
 _DAY_S = 86_400
 _MOST_MONEY = Decimal(9_000_000)  # what a row can hold
 _COLUMNS = tuple(f"{name}_tokens" for name in TOKEN_CLASSES)
-_NOTHING = Usage(0, 0, 0)
 
 Row = dict[str, Any]
-
-
-class Counted(msgspec.Struct, frozen=True, gc=False):
-    usage: Usage
-    estimated: bool = False
-
-    @property
-    def cached_known(self) -> bool:
-        return self.usage.cached_tokens is not None or not self.usage.input_tokens
 
 
 def row_of(read: Ended | Unknown, prices: PriceBook, unknown_cached: UnknownCached) -> Row:
@@ -60,7 +41,7 @@ def row_of(read: Ended | Unknown, prices: PriceBook, unknown_cached: UnknownCach
     if isinstance(read, Unknown):
         return _unknown_row(read.mark)
     end = read.end
-    counted = count(end)
+    counted = count(end, Usage(*end.usage) if end.usage is not None else None)
     tokens = Tokens.of(counted.usage)
     billed = FREE
     if is_billed(end.finish):
@@ -88,25 +69,6 @@ def row_of(read: Ended | Unknown, prices: PriceBook, unknown_cached: UnknownCach
         **money(billed),
         "raw_usage": counted.usage.raw or None,
     }
-
-
-def count(end: End) -> Counted:
-    """See above."""
-    usage = Usage(*end.usage) if end.usage is not None else None
-    is_broken_off = end.finish == "client_gone" or (end.finish == "upstream_failed" and end.events > 0)
-    if end.finish == "complete" and end.status == 200:
-        if usage is not None:
-            return Counted(usage, usage.doubtful)
-    elif not is_broken_off or end.instance is None:
-        return Counted(_NOTHING)
-    if not end.billable:
-        return Counted(_NOTHING)
-    if usage is None:
-        return Counted(Usage(end.input_tokens, end.events), estimated=True)
-    output = usage.output_tokens + end.events_after_usage
-    return Counted(
-        msgspec.structs.replace(usage, output_tokens=output), estimated=usage.doubtful or end.events_after_usage > 0
-    )
 
 
 _IDLE = (0.0, 0.0, 0.0)
@@ -169,10 +131,6 @@ def _who_and_when(record: Mark | End) -> Row:
         "predicted_hit_tokens": record.predicted_hit_tokens,
         "queue_s": record.queue_s,
     }
-
-
-def is_billed(finish: str) -> bool:
-    return finish in ("complete", "client_gone")
 
 
 def money(billed: Bill) -> Row:

@@ -15,17 +15,24 @@ import pytest
 from router.errors import StoreUnavailable, Unauthenticated
 from router.serving import callers as serving
 from router.serving.callers import Callers
-from router.store.database import open_database
+from router.store.database import Database, open_database
 from router.store.schema import projects, tenants
-from tests.accounts import PEPPER, Accounts, open_accounts
+from tests.accounts import PEPPER, Accounts
 
 
 @pytest.fixture
-async def accounts(tmp_path: Path) -> AsyncIterator[Accounts]:
+def accounts(database: Database) -> Accounts:
+    return Accounts(database)
+
+
+@pytest.fixture
+async def file(sqlite_url: str, tmp_path: Path) -> AsyncIterator[Accounts]:
+    """In a file that a test may put somewhere else."""
     (tmp_path / "db").mkdir()
-    accounts = await open_accounts(tmp_path / "db" / "w.db")
-    yield accounts
-    await accounts.database.aclose()
+    (tmp_path / "warmroute.sqlite").rename(tmp_path / "db" / "w.db")
+    database = open_database(f"sqlite:///{tmp_path / 'db' / 'w.db'}")
+    yield Accounts(database)
+    await database.aclose()
 
 
 class Clocks:
@@ -224,30 +231,29 @@ async def test_a_refresh_reads_only_what_is_newer(
 
 
 async def test_a_database_that_has_gone_back_in_time_revives_no_key(
-    accounts: Accounts, callers: Callers, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    file: Accounts, clocks: Clocks, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A replica that lags, or a copy that was put back: its keys are not believed until it has caught up."""
-    revoked, kept = await accounts.new("one"), await accounts.new("two")
-    await accounts.database.aclose()
+    revoked, kept = await file.new("one"), await file.new("two")
+    await file.database.aclose()
     shutil.copy(tmp_path / "db" / "w.db", tmp_path / "old.db")
-    await accounts.revoke(revoked)
+    callers = made(file.database, clocks)
+    await file.revoke(revoked)
     await callers.refresh()
-    now = callers._database
-    callers._database = open_database(f"sqlite:///{tmp_path / 'old.db'}")
+    old = callers._database = open_database(f"sqlite:///{tmp_path / 'old.db'}")
     await callers.refresh()
     assert callers.state()["database"] == "away"
     assert "older than what was read before" in caplog.text
     with pytest.raises(StoreUnavailable):
         callers.find(revoked)
     assert is_known(callers, kept)
-    late = await Accounts(callers._database).new("written after the copy was put back")
-    late_too = await Accounts(callers._database).new("and so it has as many revisions again")
+    late = [
+        await Accounts(old).new(name) for name in ("written after the copy was put back", "as many revisions again")
+    ]
     await callers.refresh()
     assert callers.state()["database"] == "ok"
-    assert is_known(callers, late)
-    assert is_known(callers, late_too)
-    await callers._database.aclose()
-    callers._database = now
+    assert all(is_known(callers, key) for key in late)
+    await old.aclose()
 
 
 async def test_refreshes_follow_each_other(accounts: Accounts, callers: Callers) -> None:
@@ -279,14 +285,13 @@ async def test_more_keys_than_are_kept(
 # --- a database that is away
 
 
-async def test_away_and_back(
-    accounts: Accounts, callers: Callers, clocks: Clocks, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_away_and_back(file: Accounts, clocks: Clocks, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "warmroute")
-    key = await accounts.new()
+    key = await file.new()
+    callers = made(file.database, clocks)
     await callers.refresh()
     assert callers.state()["database"] == "ok"
-    await accounts.database.aclose()
+    await file.database.aclose()
     folder = (tmp_path / "db").rename(tmp_path / "elsewhere")
     for _ in range(3):
         await callers.refresh()
@@ -320,7 +325,7 @@ async def test_away_and_back(
     ]
 
 
-async def test_nothing_was_ever_read(accounts: Accounts, clocks: Clocks, tmp_path: Path) -> None:
+async def test_nothing_was_ever_read(clocks: Clocks, tmp_path: Path) -> None:
     database = open_database(f"sqlite:///{tmp_path / 'no tables.db'}")
     callers = made(database, clocks)
     await callers.refresh()
