@@ -42,8 +42,10 @@ from router.http.client import Pool
 from router.http.messages import Limits, PoolLimits, Request
 from router.http.proxies import TrustedProxies
 from router.http.server import Server, serve
+from router.isolation import IsolationView
 from router.life import Signals
 from router.live import LiveView, feed_counts, room_figures
+from router.prover import Prover
 from router.reload import compare
 from router.roster import Changes, Roster, load_adapters
 from router.routing import persist
@@ -51,6 +53,7 @@ from router.routing.bookings import Bookings
 from router.routing.brain import Brain, Placed
 from router.routing.feed import Feed
 from router.routing.fleet import Fleet
+from router.routing.footprint import Footprints
 from router.routing.index import BlockIndex
 from router.routing.recent import RecentDispatches
 from router.routing.room_rule import RoomRule
@@ -64,6 +67,9 @@ from router.serving.edge import Edge
 from router.serving.engines import Engines
 from router.serving.gateway import Gateway, Listener
 from router.serving.identity import Identity, IdentityHeader
+from router.serving.isolation.fields import FieldRules
+from router.serving.isolation.salts import Salts
+from router.serving.isolation.shadow import IsolationShadow
 from router.serving.ledger.keeping import FOLDER, Bookkeeping, open_spool
 from router.serving.ledger.ledger import EngineThere, Ledger
 from router.serving.ledger.writer import WriterSettings
@@ -73,8 +79,9 @@ from router.serving.models import Models
 from router.serving.pricing import Prices
 from router.serving.proxy import Proxy
 from router.serving.tools_order import ToolsOrder
-from router.state import audit_secret, deployment_secret, open_store, pepper, store_url
+from router.state import audit_secret, deployment_secret, isolation_secret, open_store, pepper, store_url
 from router.store.database import Database
+from router.store.isolation import ProofStore
 from router.store.pseudonyms import pseudonym
 from router.telemetry import Telemetry, log_access
 from router.tls import ServerContext, ServerTls
@@ -148,26 +155,31 @@ class Running:
         dice = self._dice = random.Random()
         state = config.make_state_dir()
         secret, key_pepper = deployment_secret(state), pepper(config, state)
-        self.store = await open_store(config, state)
-        self._at_end(self.store.aclose)
-        identity = await self._identify(key_pepper)
+        store = self.store = await open_store(config, state)
+        self._at_end(store.aclose)
+        salts = Salts(isolation_secret(config, state), config.isolation.version)
+        identity = await self._identify(key_pepper, salts)
         prices = await self._keep_prices() if identity is not None else None
         books = self._keep_books(state, prices, lambda: engines_there(fleet))
         executor = ThreadPoolExecutor(1, "tokenize")
         self._at_end(lambda: executor.shutdown(wait=False, cancel_futures=True))
 
         # What is known, and how it chooses
-        fleet, bookings = Fleet(), Bookings[Placed](first_id=dice.getrandbits(40))
+        fleet = Fleet(unverified=config.isolation.unverified)
+        bookings = Bookings[Placed](first_id=dice.getrandbits(40))
         index = BlockIndex(secret, max_bytes=int(config.index.max_bytes), clock=clock)
         sent = SentIndex(index, clock=clock)
         recent = RecentDispatches(clock=clock)
         tools_order, trace_log = ToolsOrder(), TraceLog()
+        footprints = Footprints(most=config.isolation.cold_share)
+        shadow = IsolationShadow(call_at=_timer(clock), clock=clock)
         telemetry = Telemetry(
             fleet=lambda: fleet.rows(clock()),
             feed=lambda: feed_counts(feed, index),
             reordered_tools=lambda: tools_order.counts,
             room=lambda: room_figures(brain.room, clock()),
             shadows=lambda: {} if self._shadows is None else self._shadows.figures(),
+            isolation=lambda: isolation.figures(),
             connections=lambda: engines.connections(),
             limits=lambda: {} if limiter is None else limiter.figures(),
             refused=lambda: self._server.refused,
@@ -188,6 +200,7 @@ class Running:
             model_policies=by_model,
             ttft_slo_ms=ttft_slo_ms(config.policy),
             shadows=self._shadows,
+            footprints=footprints,
             decided=telemetry.decided,
             ended=trace_log.note,
             clock=clock,
@@ -228,6 +241,21 @@ class Running:
             models=models,
             secret=secret,
             executor=executor,
+            shadow=shadow,
+        )
+        prover = Prover(
+            fleet=fleet,
+            index=index,
+            engines=engines,
+            adapters=adapters,
+            secret=secret,
+            wanted=lambda: identity is not None and identity.mode == "keys",
+            store=ProofStore(store),
+            open_engines=config.isolation.open_engines == "note",
+            clock=clock,
+        )
+        isolation = IsolationView(
+            lambda: self._config.isolation, fleet=fleet, prover=prover, footprints=footprints, shadow=shadow
         )
         limiter = None if prices is None else await self._open_limits(prices)
         placement = brain if self._door is None else await self._stack.enter_async_context(self._door(brain))
@@ -242,6 +270,7 @@ class Running:
             forward_headers=config.listen.forward_headers,
             tools_order=tools_order,
             ledger=None if books is None else books.ledger,
+            field_rules=FieldRules(safe=config.isolation.safe_fields, media_hosts=config.isolation.media_hosts),
             retry_share=config.failover.share,
             on_fault=telemetry.fault,
             limiter=limiter,
@@ -259,6 +288,7 @@ class Running:
             reload=self.reload,
             identity=identity,
             limits=dict if limiter is None else limiter.state,
+            isolation=isolation.report,
         )
         self._edge = Edge(
             gateway,
@@ -273,6 +303,8 @@ class Running:
         self._at_end(feed.stop)
         await roster.start()
         self._at_end(roster.stop)
+        prover.start()
+        self._at_end(prover.stop)
         self._save = partial(_save, index_file, index, secret, feed)
         self._every(config.index.save_every_s, self._save, at_end=True)
         self._stack.push_async_callback(self._spawned(telemetry.sample_lag()))
@@ -284,7 +316,7 @@ class Running:
         gc.collect()
         gc.freeze()  # what was built at the start is not looked at again by every collection
 
-    async def _identify(self, key_pepper: bytes) -> Identity | None:
+    async def _identify(self, key_pepper: bytes, salts: Salts) -> Identity | None:
         """None: nobody is asked who they are."""
         config = self._config
         auth, listen = config.auth, config.listen
@@ -293,7 +325,7 @@ class Running:
         callers = Callers(
             self.store,
             pepper=key_pepper,
-            salt_of=lambda domain: None,  # until salts are made: nothing keeps caches apart
+            salt_of=salts.of,
             refresh_s=auth.refresh_s,
             stale_s=auth.stale_s,
         )

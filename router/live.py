@@ -39,6 +39,7 @@ class LiveView:
         reload: Callable[[], Awaitable[dict[str, Any]]],
         identity: Identity | None = None,
         limits: Callable[[], Mapping[str, str]] = dict,
+        isolation: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         """`identity`: None where nobody is asked who they are. `limits`: how they are counted now."""
         self.draining = False
@@ -52,6 +53,7 @@ class LiveView:
         self._reload = reload
         self._identity = identity
         self._limits = limits
+        self._isolation = isolation
 
     async def fleet(self) -> list[dict[str, Any]]:
         waiting = [
@@ -159,6 +161,9 @@ class LiveView:
 
     async def metrics(self) -> bytes:
         return await self._telemetry.page()
+
+    async def isolation(self) -> dict[str, Any]:
+        return self._isolation()
 
     async def trace(self, position: int) -> tuple[list[bytes], int | None]:
         return self._trace_log.read(position)

@@ -28,6 +28,7 @@ from router.routing.fleet import Fleet, Health, Rank
 from router.serving.deadlines import TimeLimits
 from router.serving.engines import Engines
 from router.serving.failover import FailoverRule, Fault
+from router.serving.isolation.shadow import IsolationShadow
 from router.serving.models import Models, ServedModel
 from router.serving.prompt import ModelPrompts, Parity, PromptLimits, check, load_prompts
 from router.serving.split import arms
@@ -132,9 +133,11 @@ class Roster:
         models: Models,
         secret: bytes,
         executor: Executor,
+        shadow: IsolationShadow | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
+        self._shadow = shadow
         self._adapters = adapters
         self._fleet = fleet
         self._feed = feed
@@ -431,6 +434,7 @@ class Roster:
             self._executor, lambda: self._make_prompts(name, settings, tokenizer, dialect)
         )
         prompts.engine_tokenize = None if settings.tokenizer == "none" else lambda p, b: self._tokenize(name, p, b)
+        prompts.shadow = self._shadow
         if tokenizer is None:
             prompts.settle(Parity("DEGRADED", _no_tokenizer(settings)))
         self.prompts[name] = prompts

@@ -57,6 +57,12 @@ def store_url(config: Config, state_dir: Path) -> str:
     return migrate.store_url(_configured_url(config), state_dir)
 
 
+def isolation_secret(config: Config, state_dir: Path) -> bytes:
+    """What cache salts are made of."""
+    configured = config.isolation.secret
+    return kept_secret(state_dir, "isolation") if configured is None else configured.get_secret_value().encode()
+
+
 async def open_store(config: Config, state_dir: Path) -> Database:
     """The database, made if it is the default one. Raises ConfigError for one that must be upgraded first.
 

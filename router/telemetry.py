@@ -58,6 +58,15 @@ _LIMITER = {
     "untold": "What Redis has still to be told of what was used while it was away.",
 }
 
+_ISOLATION = {
+    "kv_tokens": ("domain", "Tokens of a domain of isolation that lie in the engines' caches, by estimate."),
+    "lost_tokens": (
+        "domain",
+        "Tokens that others had asked before, and that isolation let be computed again, at most.",
+    ),
+    "verified": ("instance", "1: the engine has been seen to keep caches apart."),
+}
+
 _ROOM = {
     "waiting": "Requests that wait since no engine has room for them.",
     "held": "Requests that wait for the engine that holds their prefix.",
@@ -225,6 +234,7 @@ class Telemetry:
     reordered_tools: requests by model whose tools came in another order than before.
     room: figures of the waiting room by the names of `_ROOM`.
     shadows: by policy, with "agreed", "differed", "errors" and "regret".
+    isolation: by the names of `_ISOLATION` and label.
     connections: by instance, what has become of the connections to it.
     refused: by status, the requests that the HTTP server refused.
     callers: figures of what is known of keys by the names of `_CALLERS`.
@@ -241,6 +251,7 @@ class Telemetry:
         reordered_tools: Callable[[], Mapping[str, int]] = dict,
         room: Callable[[], Mapping[str, float]] = dict,
         shadows: Callable[[], Mapping[str, Mapping[str, float]]] = dict,
+        isolation: Callable[[], Mapping[str, Mapping[str, float]]] = dict,
         connections: Callable[[], Mapping[str, PoolStats]] = dict,
         refused: Callable[[], Mapping[int, int]] = dict,
         callers: Callable[[], Mapping[str, float]] = dict,
@@ -256,6 +267,7 @@ class Telemetry:
         self._ledger = ledger
         self._room = room
         self._shadows = shadows
+        self._isolation = isolation
         self._fleet = fleet
         self._feed = feed
         self._reordered_tools = reordered_tools
@@ -378,6 +390,7 @@ class Telemetry:
             *self._tools_order(),
             *self._room_figures(),
             *_shadow_counts(self._shadows()),
+            *_isolation_gauges(self._isolation()),
             _connection_counts(self._connections()),
             _refused_counts(self._refused()),
             *self._caller_figures(),
@@ -514,6 +527,15 @@ def _shadow_counts(shadows: Mapping[str, Mapping[str, float]]) -> Iterator[Metri
         regret.add_metric([policy], counts["regret"])
         errors.add_metric([policy], counts["errors"])
     yield from (decisions, regret, errors)
+
+
+def _isolation_gauges(figures: Mapping[str, Mapping[str, float]]) -> Iterator[Metric]:
+    for name, values in figures.items():
+        label, help_text = _ISOLATION[name]
+        family = GaugeMetricFamily(f"warmroute_isolation_{name}", help_text, labels=[label])
+        for of, value in values.items():
+            family.add_metric([of], value)
+        yield family
 
 
 def _rank_gauges(rows: Sequence[Row]) -> Iterator[Metric]:

@@ -74,8 +74,20 @@ class Isolation(Section):
     """Enters each salt: raised, all caches begin anew, under the same secret."""
     unverified: Literal["refuse", "dedicated", "allow"] = "refuse"
     """What becomes of engines that have not been seen to honour salts. refuse: isolated tenants get none of them.
-    dedicated: only where its labels give such an engine to one tenant alone. allow: as if they did; the
+    dedicated: only where its labels give such an engine to one tenant alone (tenant: NAME). allow: as if they did; the
     isolation report tells."""
+    open_engines: Literal["note", "refuse"] = "note"
+    """Engines that answer without a key can be reached past the gateway by whoever reaches their port. note: report
+    and doctor say so. refuse: they count as not verified."""
+    safe_fields: tuple[Text, ...] = ()
+    """Request fields that you have reviewed: keys may set them, though the catalogue does not know them or refuses
+    them."""
+    media_hosts: tuple[Text, ...] = ()
+    """Hosts from which keys may have engines fetch images, video and audio. By default none: media come as data: URLs,
+    since an engine would fetch from inside your network."""
+    cold_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """A domain that fills more than this share of a model's KV memory has flushed others' caches: its cold prompts are
+    then placed on this share of the engines only. By default on all."""
 
 
 class Oidc(Section):

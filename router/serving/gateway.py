@@ -16,6 +16,7 @@ from router.http.messages import Request, header_lines
 from router.serving.attempt import Answer, Attempt
 from router.serving.call import TRACE_HEADERS, Call, read_call
 from router.serving.failover import TOTAL_TIMEOUT, Fault, RetryBudget, Tries
+from router.serving.isolation.fields import FieldRules
 from router.serving.keep_alive import KeepAlive
 from router.serving.ledger.ledger import Ledger
 from router.serving.limits.holds import Hold
@@ -142,6 +143,7 @@ class Gateway:
         forward_headers: Sequence[str] = (),
         tools_order: ToolsOrder | None = None,
         ledger: Ledger | None = None,
+        field_rules: FieldRules | None = None,
         retry_share: float = 0.1,
         on_fault: Callable[[str, str], None] = lambda model, fault: None,
         limiter: Limiter | None = None,
@@ -153,6 +155,7 @@ class Gateway:
         there are no limits."""
         self._models = models
         self._tools_order = tools_order
+        self._field_rules = field_rules or FieldRules()
         self._place: Callable[[Ask], Booking | Awaitable[Booking]] = getattr(placement, "place_now", placement.place)
         self._progress = placement.progress
         self._release = placement.release
@@ -233,7 +236,7 @@ class Gateway:
         return call
 
     def _look_at(self, passage: Passage, call: Call, reply: Reply) -> None:
-        """What is seen without its prompt. Raises Quarantined, and what `Ledger.admit` raises."""
+        """What is seen without its prompt. Raises what a request is refused for, whatever its engines."""
         every_s = call.named.model.keep_alive_comments_s
         if every_s is not None and call.stream:
             loop = asyncio.get_running_loop()
@@ -241,7 +244,10 @@ class Gateway:
         self.budget.request()
         if self._ledger is not None:
             self._ledger.admit(call)
-        if self._quarantine and self._quarantine.holds(call.body):
+        caller = call.caller
+        if caller.domain:
+            self._field_rules.check(call.fields, call.form, caller)
+        if self._quarantine and self._quarantine.holds(call.body, caller.domain):
             raise deadly()
         if self._tools_order is not None and "tools" in call.fields:
             self._tools_order.observe(call.named.model.name, call.fields["tools"])
@@ -278,7 +284,9 @@ class Gateway:
         prompts, lora = call.named.model.prompts, call.named.lora
         prepare = getattr(prompts, "prepare_now", prompts.prepare)
         try:
-            prompt: Prompt | Awaitable[Prompt] = prepare(call.path, call.fields, salt=call.salt, lora=lora)
+            prompt: Prompt | Awaitable[Prompt] = prepare(
+                call.path, call.fields, domain=call.caller.domain, salt=call.salt, lora=lora
+            )
         except Exception as unexpected:
             return _unread(call, unexpected)
         return prompt

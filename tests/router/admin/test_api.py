@@ -31,6 +31,9 @@ class FakeLive:
     async def parity(self, model: str | None) -> list[dict[str, Any]]:
         return [{"model": model, "state": "EXACT"}]
 
+    async def isolation(self) -> dict[str, Any]:
+        return {"engines": [], "domains": {}}
+
     async def readiness(self) -> dict[str, Any]:
         return {"ready": self.ready, "models": {}}
 
