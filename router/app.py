@@ -360,7 +360,12 @@ class Running:
         return Bookkeeping(
             Ledger(spool, prices=needed),
             spool,
-            WriterSettings(folder=state / FOLDER, unknown_cached=settings.unknown_cached, currency=settings.currency),
+            WriterSettings(
+                folder=state / FOLDER,
+                unknown_cached=settings.unknown_cached,
+                currency=settings.currency,
+                retention_days=config.store.retention_days,
+            ),
             store_url(config, state),
             engines=engines,
             in_process=self._in_processes,

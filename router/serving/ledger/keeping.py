@@ -19,6 +19,7 @@ from router.errors import ConfigError, StoreUnavailable
 from router.serving.ledger.ledger import EngineThere, Ledger
 from router.serving.ledger.spool import Spool
 from router.serving.ledger.writer import Writer, WriterSettings
+from router.store import retention
 from router.store.database import open_database
 
 _log = logging.getLogger("warmroute")
@@ -132,13 +133,18 @@ async def _run_writer(settings: WriterSettings, database_url: str, told: Connect
     writer = Writer(settings, database)
     loop = asyncio.get_running_loop()
     loop.add_reader(told.fileno(), _stop, writer, told)
-    telling = asyncio.ensure_future(_tell(writer, told))
+    beside = [
+        asyncio.ensure_future(_tell(writer, told)),
+        asyncio.ensure_future(retention.keep(database, retention_days=settings.retention_days)),
+    ]
     try:
         await writer.run()
     except StoreUnavailable:  # in the middle of its last words
         pass
     finally:
-        telling.cancel()
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
         loop.remove_reader(told.fileno())
         await database.aclose()
         told.close()

@@ -49,6 +49,7 @@ class WriterSettings(msgspec.Struct, frozen=True):
     folder: Path
     unknown_cached: UnknownCached = "full_price"
     currency: str = "USD"  # of prices per hour in the configuration
+    retention_days: int = 90
 
 
 class Writer:
