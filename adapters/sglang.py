@@ -44,6 +44,7 @@ _CHAT_FIELDS = (
 
 class SglangAdapter(EngineAdapter):
     name = "sglang"
+    continues_messages = True
 
     async def recognises(self, instance: Instance) -> float:
         """How surely there is an SGLang at `instance.url`: 0 no, 1 yes."""

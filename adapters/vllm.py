@@ -42,6 +42,7 @@ class VllmAdapter(EngineAdapter):
     """
 
     name = "vllm"
+    continues_messages = True
 
     def __init__(
         self, *, transport: httpx.AsyncBaseTransport | None = None, clock: Callable[[], float] = time.monotonic

@@ -9,12 +9,14 @@ What signals do to it is in `life.py`, what a new configuration changes in `relo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import ipaddress
 import logging
 import multiprocessing
 import os
 import random
+import resource
 import sys
 import tempfile
 import time
@@ -22,6 +24,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +33,9 @@ import uvloop
 
 from router import __version__, life, plugins
 from router.admin import serve as admin_process
-from router.admin.serve import AdminServer
+from router.admin.account_relay import ROUTES as ACCOUNT_ROUTES
+from router.admin.account_relay import AccountRelay
+from router.admin.serve import AdminServer, AdminSettings
 from router.config import Auth, Config, Listen, ListenTls, PolicyChoice, WaitingRoom
 from router.config.listen import asks_for_certificates, is_loopback
 from router.core import Instance, Outcome, Placement, Policy
@@ -66,10 +71,12 @@ from router.serving.identity import Identity, IdentityHeader
 from router.serving.isolation.fields import FieldRules
 from router.serving.isolation.salts import Salts
 from router.serving.isolation.shadow import IsolationShadow
+from router.serving.limits.limiter import Limiter
+from router.serving.limits.opening import open_limits
 from router.serving.models import Models
 from router.serving.proxy import Proxy
 from router.serving.tools_order import ToolsOrder
-from router.state import deployment_secret, isolation_secret, open_store, pepper
+from router.state import audit_secret, deployment_secret, isolation_secret, open_store, pepper, store_url
 from router.store.database import Database
 from router.store.isolation import ProofStore
 from router.store.pseudonyms import pseudonym
@@ -103,6 +110,7 @@ class Running:
     url: str
     admin_url: str | None
     live: LiveView
+    store: Database
     _server: Server
 
     def __init__(
@@ -143,10 +151,10 @@ class Running:
         dice = self._dice = random.Random()
         state = config.make_state_dir()
         secret, key_pepper = deployment_secret(state), pepper(config, state)
-        store = await open_store(config, state)
+        store = self.store = await open_store(config, state)
         self._at_end(store.aclose)
         salts = Salts(isolation_secret(config, state), config.isolation.version)
-        identity = await self._identify(store, key_pepper, salts)
+        identity = await self._identify(key_pepper, salts)
         executor = ThreadPoolExecutor(1, "tokenize")
         self._at_end(lambda: executor.shutdown(wait=False, cancel_futures=True))
 
@@ -167,6 +175,7 @@ class Running:
             shadows=lambda: {} if self._shadows is None else self._shadows.figures(),
             isolation=lambda: isolation.figures(),
             connections=lambda: engines.connections(),
+            limits=lambda: {} if limiter is None else limiter.figures(),
             refused=lambda: self._server.refused,
             callers=dict if identity is None else identity.figures,
             strangers=dict if identity is None else lambda: identity.refused,
@@ -241,6 +250,7 @@ class Running:
         isolation = IsolationView(
             lambda: self._config.isolation, fleet=fleet, prover=prover, footprints=footprints, shadow=shadow
         )
+        limiter = None if identity is None else await self._open_limits(store)
         placement = brain if self._door is None else await self._stack.enter_async_context(self._door(brain))
         gateway = self._gateway = Gateway(
             models,
@@ -255,6 +265,7 @@ class Running:
             field_rules=FieldRules(safe=config.isolation.safe_fields, media_hosts=config.isolation.media_hosts),
             retry_share=config.failover.share,
             on_fault=telemetry.fault,
+            limiter=limiter,
             dice=dice,
             pseudonym=partial(pseudonym, key_pepper),
         )
@@ -268,6 +279,7 @@ class Running:
             clock=clock,
             reload=self.reload,
             identity=identity,
+            limits=dict if limiter is None else limiter.state,
             isolation=isolation.report,
         )
         self._edge = Edge(
@@ -293,14 +305,14 @@ class Running:
         gc.collect()
         gc.freeze()  # what was built at the start is not looked at again by every collection
 
-    async def _identify(self, store: Database, key_pepper: bytes, salts: Salts) -> Identity | None:
+    async def _identify(self, key_pepper: bytes, salts: Salts) -> Identity | None:
         """None: nobody is asked who they are."""
         config = self._config
         auth, listen = config.auth, config.listen
         if auth.mode == "open":
             return None
         callers = Callers(
-            store,
+            self.store,
             pepper=key_pepper,
             salt_of=salts.of,
             refresh_s=auth.refresh_s,
@@ -434,7 +446,7 @@ class Running:
         self.admin_url = None
         admin = self._config.admin
         if self._admin == "inline":
-            server = AdminServer(self.live, host=admin.host, port=admin.port, tls=_server_tls(admin.tls))
+            server = AdminServer(self.live, admin_settings(self._config))
             port = await server.start()
             self._at_end(server.stop)
         elif self._admin == "process":
@@ -442,6 +454,10 @@ class Running:
         else:
             return
         self.admin_url = f"{_scheme(admin.tls)}://{_host(admin.host)}:{port}"
+        if admin.tls is None:  # else who asks must know its certificate, and may have to show one
+            accounts = AccountRelay(f"http://{_host(_reached(admin.host))}:{port}")
+            self._at_end(accounts.aclose)
+            self._edge.offer_accounts(accounts, ACCOUNT_ROUTES)
 
     async def _start_admin_process(self) -> int:
         """The admin API in a process of its own, which asks this one over a socket that only we can open."""
@@ -452,16 +468,16 @@ class Running:
         await wire.start(path)
         self._at_end(wire.stop)
         context = multiprocessing.get_context("spawn")
-        here, there = context.Pipe(duplex=False)
+        here, there = context.Pipe()
         admin = self._config.admin
         process = context.Process(
             target=admin_process.run,
-            args=(str(path), admin.host, admin.port, there, _server_tls(admin.tls)),
+            args=(str(path), admin_settings(self._config), there),
             daemon=True,
         )
         process.start()
         there.close()
-        self._at_end(lambda: asyncio.to_thread(_end, process))
+        self._at_end(lambda: asyncio.to_thread(_end, process, here))
         answered = await asyncio.to_thread(here.poll, ADMIN_START_S)
         try:
             answer = here.recv() if answered else "it did not answer"
@@ -472,6 +488,19 @@ class Running:
         return answer
 
     # --- pieces
+
+    async def _open_limits(self, store: Database) -> Limiter:
+        redis, auth = self._config.redis, self._config.auth
+        limits = open_limits(
+            store,
+            redis_url=None if redis.url is None else redis.url.get_secret_value(),
+            redis_timeout_s=redis.timeout_s,
+            refresh_s=auth.refresh_s,
+        )
+        try:
+            return await self._stack.enter_async_context(limits)
+        except ValueError as error:
+            raise ConfigError(["redis.url: must be redis://[:PASSWORD@]HOST:PORT[/DB] or rediss://…"]) from error
 
     def _pool(self, instance: Instance) -> Pool:
         limits = PoolLimits(connect_s=self._config.timeouts.connect_s)
@@ -566,6 +595,23 @@ def identity_header(auth: Auth) -> IdentityHeader | None:
     return IdentityHeader(auth.header.name.encode(), peers)
 
 
+def admin_settings(config: Config) -> AdminSettings:
+    admin, folder = config.admin, config.make_state_dir()
+    auth = admin.auth
+    return AdminSettings(
+        host=admin.host,
+        port=admin.port,
+        tls=_server_tls(admin.tls),
+        database_url=store_url(config, folder),
+        pepper=pepper(config, folder),
+        audit_secret=audit_secret(config, folder),
+        bootstrap_key=None if auth.bootstrap_key is None else auth.bootstrap_key.get_secret_value(),
+        open=is_loopback(admin.host) or asks_for_certificates(admin.tls),
+        metrics_open=auth.metrics_open,
+        oidc=None if auth.oidc is None else auth.oidc.model_dump(),
+    )
+
+
 def room_settings(settings: WaitingRoom) -> tuple[RoomRule, RoomLimits]:
     return (
         RoomRule(free_tokens=settings.free_tokens, head_start_max_s=settings.head_start_max_s),
@@ -577,6 +623,7 @@ def http_limits(listen: Listen) -> Limits:
     return Limits(
         head_bytes=int(listen.max_head_bytes),
         headers=listen.max_headers,
+        connections=listen.max_connections,
         body_bytes=int(listen.max_body_bytes),
         keep_alive_s=listen.keep_alive_s,
         head_s=listen.head_s,
@@ -610,8 +657,16 @@ def run(config: Config, *, read_again: ReadAgain | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     config.prepare_process()
+    _allow_open_files()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     uvloop.run(_run(config, read_again))
+
+
+def _allow_open_files() -> None:
+    """As many as the system lets us have: a stream takes two, and the 1,024 of most shells are soon used up."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _run(config: Config, read_again: ReadAgain | None) -> None:
@@ -632,12 +687,18 @@ def _scheme(tls: ListenTls | None) -> str:
     return "http" if tls is None else "https"
 
 
+def _reached(host: str) -> str:
+    """Where this machine reaches what listens there."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
 def _host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _end(process: BaseProcess) -> None:
-    process.terminate()
+def _end(process: BaseProcess, connection: Connection) -> None:
+    """`connection`: that the process lives by."""
+    connection.close()
     process.join(5)
     if process.is_alive():
         process.kill()

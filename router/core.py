@@ -92,8 +92,12 @@ class HitRule(msgspec.Struct, frozen=True):
     drop_tokens: int = 0
     minimum_tokens: int = 0
 
-    def usable(self, held_tokens: int, prompt_tokens: int) -> int:
-        """Tokens the engine will reuse of `held_tokens` it holds. At least one prompt token is always computed."""
+    def usable(self, held_tokens: int, prompt_tokens: int, confidence: float = 1.0) -> int:
+        """Tokens the engine will reuse of `held_tokens` it is thought to hold: doubt shortens the prefix, then the rule
+        applies. At least one prompt token is always computed.
+        """
+        if confidence < 1:
+            held_tokens = int(held_tokens * confidence)
         held = held_tokens if held_tokens < prompt_tokens else prompt_tokens - 1
         usable = held // self.alignment_tokens * self.alignment_tokens - self.drop_tokens
         return usable if usable >= self.minimum_tokens and usable > 0 else 0
@@ -435,6 +439,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     events: int = 0  # stream events the client was sent: what stands for output tokens where there is no usage
     retry_after_s: float | None = None  # when the engine said it may be asked again
     asked_model: str = ""  # the name the client gave, if that is a split and `model` the arm that was chosen
+    resumed: int = 0  # engines that went on with its stream where one had broken off; `usage` is of the whole answer
     caller: Caller = OPEN
     tags: tuple[str, ...] = ()  # as the client named them
     end_user: str = ""  # a pseudonym
@@ -535,6 +540,8 @@ class Upstream(msgspec.Struct, frozen=True):
 
 class Adapter(Protocol):
     """The seam to one kind of engine: bytes in, plain nouns out (adapters/README.md).
+
+    An adapter may have `continues_messages = True`: its engines know `continue_final_message` in chats.
 
     All network calls raise `EngineUnreachable` or `EngineProtocolError` (router.errors), nothing of a library's own.
     """

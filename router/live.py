@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -38,9 +38,10 @@ class LiveView:
         clock: Callable[[], float],
         reload: Callable[[], Awaitable[dict[str, Any]]],
         identity: Identity | None = None,
+        limits: Callable[[], Mapping[str, str]] = dict,
         isolation: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        """`identity`: None where nobody is asked who they are."""
+        """`identity`: None where nobody is asked who they are. `limits`: how they are counted now."""
         self.draining = False
         self._fleet = fleet
         self._brain = brain
@@ -51,6 +52,7 @@ class LiveView:
         self._clock = clock
         self._reload = reload
         self._identity = identity
+        self._limits = limits
         self._isolation = isolation
 
     async def fleet(self) -> list[dict[str, Any]]:
@@ -102,6 +104,7 @@ class LiveView:
             "auth": auth,
             "models": models,
             "pending": dict(self._roster.pending),
+            **({"limits": dict(limits)} if (limits := self._limits()) else {}),
         }
 
     # --- engines, and the configuration

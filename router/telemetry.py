@@ -52,6 +52,12 @@ _RANK_GAUGES = {
     "index_blocks": "Blocks the index holds for this rank.",
 }
 
+_LIMITER = {
+    "gateways": "Gateways that share the limits, as Redis last told.",
+    "redis_failures_total": "How often Redis stopped answering in time.",
+    "untold": "What Redis has still to be told of what was used while it was away.",
+}
+
 _ISOLATION = {
     "kv_tokens": ("domain", "Tokens of a domain of isolation that lie in the engines' caches, by estimate."),
     "lost_tokens": (
@@ -196,14 +202,14 @@ class _Tokens:
 
 
 class _Series:
-    """Where outcomes of one kind are counted. `tokens` is None for those that were never placed."""
+    """Where outcomes of one kind are counted. `placed`: tokens, and time in placement; None: they never were."""
 
-    __slots__ = ("cells", "duration", "tokens")
+    __slots__ = ("cells", "duration", "placed")
 
-    def __init__(self, cells: list[_Cell], duration: _Buckets, tokens: _Tokens | None) -> None:
+    def __init__(self, cells: list[_Cell], duration: _Buckets, placed: tuple[_Tokens, _Buckets] | None) -> None:
         self.cells = cells
         self.duration = duration
-        self.tokens = tokens
+        self.placed = placed
 
 
 class Telemetry:
@@ -219,6 +225,7 @@ class Telemetry:
     refused: by status, the requests that the HTTP server refused.
     callers: figures of what is known of keys by the names of `_CALLERS`.
     strangers: by code, the requests whose caller was not let in.
+    limits: `serving.limits.Limiter.figures`.
     """
 
     def __init__(
@@ -234,7 +241,9 @@ class Telemetry:
         refused: Callable[[], Mapping[int, int]] = dict,
         callers: Callable[[], Mapping[str, float]] = dict,
         strangers: Callable[[], Mapping[str, int]] = dict,
+        limits: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
+        self._limits = limits
         self._connections = connections
         self._refused = refused
         self._callers = callers
@@ -251,6 +260,9 @@ class Telemetry:
         self._requests = Counts("warmroute_requests", "Requests that ended.", ("model", "finish", "status"))
         self._errors = Counts("warmroute_errors", "Requests that ended with an error.", ("model", "error"))
         self._retries = Counts("warmroute_retries", "Further attempts at a request.", ("model",))
+        self._resumed = Counts(
+            "warmroute_resumed_streams", "Streams that another engine went on with.", ("model", "finish")
+        )
         self._faults = Counts(
             "warmroute_engine_faults", "Attempts that an engine failed before its first byte.", ("model", "fault")
         )
@@ -263,6 +275,7 @@ class Telemetry:
         self._duration = Histogram("warmroute_request_duration_seconds", "From request to end.", _DURATION_S)
         self._queue = Histogram("warmroute_queue_seconds", "Time in placement.", _QUEUE_S)
         self._decision = Histogram("warmroute_decision_seconds", "Time to decide.", _DECISION_S, label=None)
+        self._decisions = self._decision.buckets("")
         self._lag = Histogram("warmroute_loop_lag_seconds", "How late the event loop runs.", _LAG_S, label=None)
 
     def observe(self, outcome: Outcome) -> None:
@@ -290,9 +303,12 @@ class Telemetry:
         series.duration.add(outcome.took_s)
         if outcome.attempts > 1:
             self._retries.cell((outcome.model,)).count += outcome.attempts - 1
-        if series.tokens is not None:
-            series.tokens.add(outcome)
-            self._queue.observe(outcome.queue_s, outcome.model)
+        if outcome.resumed:
+            self._resumed.cell((outcome.model, outcome.finish)).count += 1
+        if series.placed is not None:
+            tokens, queue = series.placed
+            tokens.add(outcome)
+            queue.add(outcome.queue_s)
             if outcome.ttft_s is not None:
                 self._observe_stream(outcome, outcome.ttft_s)
 
@@ -307,14 +323,15 @@ class Telemetry:
         cells = [self._requests.cell((model, outcome.finish, str(outcome.status)))]
         if outcome.error:
             cells.append(self._errors.cell((model, outcome.error)))
-        tokens = None
+        placed = None
         if instance is not None:
             cells.append(self._prompts.cell((model, outcome.prompt_source)))
             cells.append(self._delivered.cell((model, outcome.delivered_source)))
             tokens = self._tokens.get((model, instance)) or self._begin_tokens(model, instance)
+            placed = (tokens, self._queue.buckets(model))
         if len(self._series) >= _SERIES:
             self._series.clear()  # found again as they come
-        series = self._series[kind] = _Series(cells, self._duration.buckets(model), tokens)
+        series = self._series[kind] = _Series(cells, self._duration.buckets(model), placed)
         return series
 
     def _begin_tokens(self, model: str, instance: str) -> _Tokens:
@@ -327,7 +344,7 @@ class Telemetry:
 
     def decided(self, took_us: float) -> None:
         """A placement decision has been made."""
-        self._decision.observe(took_us * 1e-6)
+        self._decisions.add(took_us * 1e-6)
 
     def recent(self, request_id: str | None = None) -> list[dict[str, Any]]:
         """The last outcomes, newest first, or those of one id."""
@@ -360,6 +377,7 @@ class Telemetry:
             _connection_counts(self._connections()),
             _refused_counts(self._refused()),
             *self._caller_figures(),
+            *_limit_figures(self._limits()),
         ]
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Page(ready, self._families(), rows))
@@ -444,6 +462,26 @@ def _refused_counts(refused: Mapping[int, int]) -> Metric:
     for status, count in sorted(refused.items()):
         family.add_metric([str(status)], count)
     return family
+
+
+def _limit_figures(figures: Mapping[str, float]) -> Iterator[Metric]:
+    if not figures:
+        return
+    mode = GaugeMetricFamily(
+        "warmroute_limiter_mode",
+        "1: how limits are counted. memory: here. redis: for all gateways. local: Redis is away, by without_redis.",
+        labels=["mode"],
+    )
+    refused = CounterMetricFamily("warmroute_limiter_refused", "Requests refused by a limit.", labels=["code"])
+    for name, value in figures.items():
+        if name.startswith("mode_"):
+            mode.add_metric([name.removeprefix("mode_")], value)
+        elif name.startswith("refused_"):
+            refused.add_metric([name.removeprefix("refused_").removesuffix("_total")], value)
+        else:
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            yield kind(f"warmroute_limiter_{name.removesuffix('_total')}", _LIMITER[name], value=value)
+    yield from (mode, refused)
 
 
 def _shadow_counts(shadows: Mapping[str, Mapping[str, float]]) -> Iterator[Metric]:

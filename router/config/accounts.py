@@ -102,15 +102,21 @@ class Oidc(Section):
     algorithms: tuple[Literal["RS256", "PS256", "ES256", "EdDSA"], ...] = ("RS256", "ES256")
     """Others are refused, whatever a token says."""
     scope_claim: Text = "scope"
-    """Which claim holds the scopes, as a list or separated by blanks: admin:read, admin:write …"""
+    """Which claim holds the scopes, as a list or separated by blanks: tenants:read, keys:write …, or *."""
+    tenant_claim: Text | None = None
+    """Which claim holds the id of the one tenant whose things the token may see; a token without it is refused then.
+    By default tokens are for all tenants."""
 
 
 class AdminAuth(Section):
     """Who may use port 4001, besides /healthz, /readyz and /metrics."""
 
-    bootstrap_key: SecretStr | None = None
+    bootstrap_key: LongSecret | None = None
     """An administrator's key from the configuration, to make the first ones with: at least 32 characters. Without it
     and without admin keys port 4001 is open on loopback and closed beyond."""
+    audit_secret: LongSecret | None = None
+    """What the audit log is chained with, at least 32 characters; several gateways need the same. By default made at
+    the first start and kept in state_dir."""
     metrics_open: bool = True
     """false: /metrics asks for a key too."""
     oidc: Oidc | None = None

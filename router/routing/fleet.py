@@ -414,7 +414,8 @@ class Fleet:
     def trust(self, rank: Rank) -> None:
         """It has answered, to the end."""
         rank.failures = rank.suspected = 0
-        self.alive(rank)
+        if self._suspects or self._starting or rank.instance.model not in self._proven:
+            self.alive(rank)
 
     def alive(self, rank: Rank) -> None:
         """It has begun an answer. Whether it can end one is not known yet."""

@@ -16,17 +16,16 @@ import orjson
 from router.core import OPEN, Ask, Caller, Prompt
 from router.errors import BadRequest, BodyTooLarge, Forbidden
 from router.http.messages import Header, Headers
-from router.serving.apis import APIS, FORMS
+from router.serving.apis import APIS, CHAT, FORMS
 from router.serving.deadlines import TimeLimits
 from router.serving.encoding import decode_body
 from router.serving.form import Form, read_form
 from router.serving.isolation.salts import WITHOUT_PREFIX, salt_within
 from router.serving.labels import END_USER_FIELDS, END_USER_HEADERS, TAG_HEADERS, end_user_in, end_user_of, tags_of
 from router.serving.models import Models, Named
+from router.serving.resume import Transcript, continued, continued_body, may_be_resumed
 from router.serving.splice import splice, value_of
-
-CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
+from router.serving.sse import EventRelay
 
 _ASK_FOR_USAGE = b'{"include_usage":true}'
 TRACE_HEADERS = frozenset((b"traceparent", b"tracestate"))
@@ -66,6 +65,7 @@ class Call:
     body       the client's, decoded of any content coding
     fields     what a parser makes of it
     form       if it is one, and no JSON
+    transcript of its answer's stream, where another engine might have to go on with it
     salt       what keeps its blocks apart from the same text of others, for the engine and for our index
     forwarded  the client's headers that its engine gets: `forward`, unless Connection says that they are for us alone
     end_user   as the client names it
@@ -73,7 +73,7 @@ class Call:
 
     __slots__ = (
         "api", "body", "caller", "choices", "end_user", "fields", "form", "forwarded", "limits", "named", "path",
-        "salt", "session", "stream", "tags", "wants_usage",
+        "salt", "session", "stream", "tags", "transcript", "wants_usage",
     )  # fmt: skip
 
     def __init__(
@@ -97,6 +97,7 @@ class Call:
         self.named: Named = models.resolve(fields.get("model")) if caller.models is None else self._allowed(models)
         self.limits = self.named.model.limits
         self.stream: bool = fields.get("stream") is True
+        self.transcript: Transcript | None = None
         self.wants_usage = False
         self.choices = 1
         self.salt = caller.salt
@@ -145,6 +146,39 @@ class Call:
         """The same request, to be answered by another model."""
         call = copy.copy(self)
         call.named = named
+        call.transcript = None
+        return call
+
+    def relay(self) -> EventRelay:
+        """For its answer, which is an event stream."""
+        if self.named.model.failover.resume:
+            if self.transcript is not None and self.transcript.events:
+                return self.transcript.go_on(hide_usage=not self.wants_usage)
+            if may_be_resumed(self.path, self.fields):
+                self.transcript = Transcript()
+                return self.transcript.begin(hide_usage=not self.wants_usage)
+        return self.api.relay(wants_usage=self.wants_usage, choices=self.choices)
+
+    def continued(self) -> Call | None:
+        """The same request for an engine that goes on where its stream broke off; None where that would not be sound.
+
+        Takes as long as it takes to read its prompt twice: for a thread.
+        """
+        transcript, prompts = self.transcript, self.named.model.prompts
+        text = transcript.unfinished(self.fields.get("stop")) if transcript is not None else None
+        if transcript is None or text is None:
+            return None
+        if not text:
+            return self
+        transcript.tokens = prompts.count_tokens(text) or transcript.pieces
+        changed = continued(self.path, self.fields, text, transcript.tokens)
+        if changed is None:
+            return None
+        call = copy.copy(self)
+        call.body = continued_body(self.body, self.fields, changed)
+        call.fields = {**self.fields, **changed}
+        if self.path == CHAT and not prompts.is_continued(self.fields, call.fields, text):
+            return None
         return call
 
     def ask(self, request_id: str, prompt: Prompt, *, exclude: tuple[str, ...] = ()) -> Ask:

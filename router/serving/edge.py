@@ -20,6 +20,7 @@ from router.errors import (
     BodyTooLarge,
     MethodNotAllowed,
     RequestTimeout,
+    RoomFull,
     ShuttingDown,
     UnknownRoute,
     WarmrouteError,
@@ -29,17 +30,24 @@ from router.serving.apis import APIS, OPENAI, ROUTES, Api
 from router.serving.apis.responses import NOT_STORED
 from router.serving.gateway import Gateway
 from router.serving.models import Models
-from router.serving.reply import Reply, Responder
+from router.serving.reply import Reply, Responder, content_lines
 from router.serving.run import Run
 
 Identify = Callable[[Request], Caller]
 """Who asks (`serving/identity.py`). Raises Unauthenticated and StoreUnavailable."""
+Account = Callable[[Request], Awaitable[tuple[int, bytes, bytes]]]
+"""Answers for accounts, elsewhere: status, content type, body."""
 Readiness = Callable[[], Awaitable[Mapping[str, Any]]]
 """`core.Live.readiness`: {"ready": bool, …per model}."""
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}").fullmatch
 _MODELS = "/v1/models/"
-_REFUSALS = {408: RequestTimeout, 413: BodyTooLarge}
+_FULL_RETRY_S = 1.0
+_REFUSALS: Mapping[int, Callable[[str], WarmrouteError]] = {
+    408: RequestTimeout,
+    413: BodyTooLarge,
+    503: partial(RoomFull, retry_after_s=_FULL_RETRY_S),
+}
 _SHUTDOWN_RETRY_S = 1.0
 _ENDED_AT_ONCE = 20
 _EXPOSED = (
@@ -87,6 +95,11 @@ class Edge:
         for prefix in ("/v1", ""):
             self._routes[prefix + "/models"] = ("GET", self._list_models)
 
+    def offer_accounts(self, account: Account, routes: Mapping[str, str]) -> None:
+        """`routes`: path -> method."""
+        for path, method in routes.items():
+            self._routes[path] = (method, partial(self._relay_account, account))
+
     @property
     def running(self) -> int:
         """Requests that have not ended."""
@@ -122,7 +135,7 @@ class Edge:
             reply.fail(error)
 
     def refuse(self, request: Request, responder: Responder, refusal: Refusal) -> None:
-        """Answer a request of which the HTTP server has read the head, and not the whole body."""
+        """Answer a request that the HTTP server turns away; it has read the head, and may not have the whole body."""
         reply = self._reply(request.named, responder)
         reply.api = APIS.get(ROUTES.get(request.path, ""), OPENAI)
         error: WarmrouteError = _REFUSALS.get(refusal.status, BadRequest)(refusal.message)
@@ -177,6 +190,17 @@ class Edge:
 
     def _caller(self, request: Request) -> Caller:
         return OPEN if self._identify is None else self._identify(request)
+
+    def _relay_account(self, account: Account, request: Request, reply: Reply) -> None:
+        self._run(self._say_account(account, request, reply), reply)
+
+    async def _say_account(self, account: Account, request: Request, reply: Reply) -> None:
+        try:
+            status, content_type, body = await asyncio.ensure_future(account(request))
+        except WarmrouteError as error:
+            reply.fail(error)
+        else:
+            reply.whole(status, content_lines(content_type), body)
 
     def _list_models(self, request: Request, reply: Reply) -> None:
         reply.json(self._models.listing(self._caller(request).models))

@@ -56,7 +56,8 @@ class Route(NamedTuple):
 class Engine:
     """One engine. A client's own credentials and rank headers never reach it: headers are ours from the first on.
 
-    `lacks`: paths that it said it does not have. `salted`: paths on which it takes a cache_salt.
+    `lacks`: paths that it said it does not have. `continues_messages`: it knows `continue_final_message`.
+    `salted`: paths on which it takes a cache_salt.
     """
 
     def __init__(self, instance: Instance, adapter: Adapter, pool: Pool) -> None:
@@ -64,6 +65,7 @@ class Engine:
         self.lacks: set[str] = set()
         self.salted = salted_paths(instance.engine)
         self.pool = pool
+        self.continues_messages: bool = getattr(adapter, "continues_messages", False)
         self._adapter = adapter
         self._routes: dict[tuple[str, int | None], Route] = {}
 
@@ -134,6 +136,10 @@ class Engines:
         if engine is None:
             raise EngineUnreachable("The engine has left the fleet.")
         return engine
+
+    def without_continuing(self) -> tuple[str, ...]:
+        """Those that cannot go on with an unfinished message."""
+        return tuple(name for name, engine in self._engines.items() if not engine.continues_messages)
 
     def connections(self) -> dict[str, PoolStats]:
         """What has become of the connections to each engine."""

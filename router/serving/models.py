@@ -24,6 +24,14 @@ class Prompts(Protocol):
         self, path: str, body: Mapping[str, Any], *, domain: str = "", salt: str | None = None, lora: str | None = None
     ) -> Prompt: ...
 
+    def is_continued(self, body: Mapping[str, Any], continued: Mapping[str, Any], text: str) -> bool:
+        """Whether engines read the chat `continued` as they do `body`, with `text` after it. For a thread."""
+        ...
+
+    def count_tokens(self, text: str) -> int | None:
+        """For a thread. None where it is not known."""
+        ...
+
     def observe(self, prompt: Prompt, engine_tokens: int) -> None:
         """What the engine counted for a prompt."""
         ...

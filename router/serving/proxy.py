@@ -86,5 +86,9 @@ class Proxy:
         except EngineUnreachable:
             return False
 
+    def unable_to(self, call: Call) -> tuple[str, ...]:
+        """Instances that cannot go on with what `call` begins."""
+        return self._engines.without_continuing() if call.fields.get("continue_final_message") else ()
+
     def close(self) -> None:
         self._deadlines.close()

@@ -30,6 +30,7 @@ class Responder(Protocol):
 
     started: bool
     gone: bool
+    paused: bool
     stalled: bool
     on_gone: Callable[[], None] | None
     on_pause: Callable[[], None] | None
@@ -114,6 +115,8 @@ class Reply:
             self.lines += b"\r\nwww-authenticate: Bearer"
         if error.retry_after_s is not None:
             self.lines += b"\r\nretry-after: %d" % ceil(error.retry_after_s)
+        if error.final:
+            self.lines += b"\r\nx-should-retry: false"
         self.whole(self.api.status(error), JSON, self.api.render(error, self.request_id))
 
     def break_off(self, error: WarmrouteError | None, *, inside: bool = False, events: int = 0) -> None:

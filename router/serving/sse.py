@@ -254,6 +254,13 @@ def _last_boundary(data: bytearray, start: int) -> int:
     return max(at + len(end) if (at := data.rfind(end, start)) >= 0 else 0 for end in _LINE_PAIRS)
 
 
+def payloads(events: bytes) -> Iterator[bytes]:
+    """The data of each whole event that has some."""
+    for event in _split(events):
+        if payload := _payload(event):
+            yield payload
+
+
 def _payload(event: bytes) -> bytes:
     """The data lines of an event, joined; one space after the colon is not part of them."""
     lines = event.splitlines()

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Table, delete, func, select, text
+from sqlalchemy import ColumnElement, Table, and_, delete, func, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -52,7 +52,7 @@ async def add_to_rollups(connection: AsyncConnection, rows: Iterable[Row]) -> No
 async def rebuild(connection: AsyncConnection, day: int) -> None:
     """Makes the sums of a day (since 1970-01-01 UTC) anew from its rows.
 
-    Own costs are 0 afterwards: allocate the hours of the day again. Raises RowsAreGone, and changes nothing, where
+    Own costs are 0 afterwards: allocate those of its hours again. Raises RowsAreGone, and changes nothing, where
     retention has taken rows that the sums still have.
     """
     await _lock(connection, shared=False)
@@ -60,11 +60,27 @@ async def rebuild(connection: AsyncConnection, day: int) -> None:
     there = await connection.scalar(select(func.count()).select_from(requests).where(requests.c.day == day))
     if (summed or 0) > (there or 0):
         raise RowsAreGone(f"rows of day {day} are gone: its sums cannot be made anew")
-    hours = hourly.c.hour.between(day * DAY_HOURS, (day + 1) * DAY_HOURS - 1)
-    for table, of_day in ((hourly, hours), (daily, daily.c.day == day), (daily_tags, daily_tags.c.day == day)):
+    for table, of_day in ((hourly, _hours(day)), (daily, daily.c.day == day), (daily_tags, daily_tags.c.day == day)):
         await connection.execute(delete(table).where(of_day))
         columns = [*_keys(table), *SUMS]
         await connection.execute(table.insert().from_select(columns, sums_of_day(table, day, connection.dialect.name)))
+
+
+async def carry_own_cost(connection: AsyncConnection, day: int) -> None:
+    """Own costs are allocated to the sums by hour: takes those of a day's hours over into its sums by day."""
+    dimensions = [column.name for column in daily.primary_key if column.name != "day"]
+    own = (
+        select(*(hourly.c[name] for name in dimensions), func.sum(hourly.c.own_cost).label("own_cost"))
+        .where(_hours(day))
+        .group_by(*(hourly.c[name] for name in dimensions))
+        .subquery()
+    )
+    same = and_(daily.c.day == day, *(daily.c[name] == own.c[name] for name in dimensions))
+    await connection.execute(update(daily).values(own_cost=own.c.own_cost).where(same))
+
+
+def _hours(day: int) -> ColumnElement[bool]:
+    return hourly.c.hour.between(day * DAY_HOURS, (day + 1) * DAY_HOURS - 1)
 
 
 def _sums_of(row: Row) -> list[Any]:

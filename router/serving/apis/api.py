@@ -15,6 +15,7 @@ import orjson
 from router.core import Prompt
 from router.errors import WarmrouteError
 from router.serving import openai_errors
+from router.serving.limits.headers import Room, openai_lines
 from router.serving.sse import EventRelay, SseRelay
 
 Fields = Mapping[str, Any]
@@ -91,6 +92,10 @@ class Api:
     def render(self, error: WarmrouteError, request_id: str) -> bytes:
         """The body of an error answer."""
         return openai_errors.render(error)
+
+    def limit_lines(self, requests: Room | None, tokens: Room | None, now: float) -> bytes:
+        """What is left of the client's limits, for the head of an answer. `now`: seconds since 1970."""
+        return openai_lines(requests, tokens, now)
 
     def render_event(self, error: WarmrouteError, request_id: str, events: int) -> bytes:
         """The last words in a stream of so many events that breaks."""

@@ -194,6 +194,21 @@ class ModelPrompts:
             return self._unread(body, "an empty prompt")
         return self._find(msgspec.structs.replace(asked, reason=reason), whose, "approximate")
 
+    # --- an answer as a part of its prompt: for a thread, since it takes as long as rendering and tokenizing do -------
+
+    def is_continued(self, body: Body, continued: Body, text: str) -> bool:
+        """Whether engines read the chat `continued` as they do `body`, with `text` after it. False: it is not known."""
+        if self.mode != "exact" or self._exact is None:
+            return False
+        try:
+            return self._exact.is_continued(body, continued, text)
+        except _UNREADABLE:
+            return False
+
+    def count_tokens(self, text: str) -> int | None:
+        """Of a text by itself. None without a tokenizer."""
+        return len(self._tokenizer.encode([text])[0]) if self._tokenizer is not None else None
+
     # --- parity -------------------------------------------------------------------------------------------------------
 
     @property
