@@ -20,7 +20,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
@@ -39,7 +39,7 @@ from router.admin.serve import AdminServer, AdminSettings
 from router.config import Auth, Config, Listen, ListenTls, PolicyChoice, WaitingRoom
 from router.config.listen import asks_for_certificates, is_loopback
 from router.core import Instance, Outcome, Placement, Policy
-from router.errors import ConfigError, Conflict, WarmrouteError
+from router.errors import ConfigError, Conflict, StoreUnavailable, WarmrouteError
 from router.http.client import Pool
 from router.http.messages import Limits, PoolLimits, Request
 from router.http.proxies import TrustedProxies
@@ -64,6 +64,7 @@ from router.routing.shadow import Shadows
 from router.routing.trace_log import TraceLog
 from router.routing.waiting_room import RoomLimits
 from router.serving.callers import Callers
+from router.serving.counting import billed_counts
 from router.serving.edge import Edge
 from router.serving.engines import Engines
 from router.serving.gateway import Gateway, Listener
@@ -71,9 +72,13 @@ from router.serving.identity import Identity, IdentityHeader
 from router.serving.isolation.fields import FieldRules
 from router.serving.isolation.salts import Salts
 from router.serving.isolation.shadow import IsolationShadow
+from router.serving.ledger.keeping import FOLDER, Bookkeeping, open_spool
+from router.serving.ledger.ledger import EngineThere, Ledger
+from router.serving.ledger.writer import WriterSettings
 from router.serving.limits.limiter import Limiter
 from router.serving.limits.opening import open_limits
 from router.serving.models import Models
+from router.serving.pricing import Prices
 from router.serving.proxy import Proxy
 from router.serving.tools_order import ToolsOrder
 from router.state import audit_secret, deployment_secret, isolation_secret, open_store, pepper, store_url
@@ -128,6 +133,7 @@ class Running:
         self._reloading = asyncio.Lock()
         self._clock = time.monotonic
         self._hurried = False  # to the end
+        self._in_processes = admin == "process"
         self._admin: AdminMode = admin if config.admin.enabled else "off"
         self._drain_s = drain_s
         self._door = door
@@ -155,6 +161,8 @@ class Running:
         self._at_end(store.aclose)
         salts = Salts(isolation_secret(config, state), config.isolation.version)
         identity = await self._identify(key_pepper, salts)
+        prices = await self._keep_prices() if identity is not None else None
+        books = self._keep_books(state, prices, lambda: engines_there(fleet))
         executor = ThreadPoolExecutor(1, "tokenize")
         self._at_end(lambda: executor.shutdown(wait=False, cancel_futures=True))
 
@@ -179,6 +187,7 @@ class Running:
             refused=lambda: self._server.refused,
             callers=dict if identity is None else identity.figures,
             strangers=dict if identity is None else lambda: identity.refused,
+            ledger=dict if books is None else books.figures,
         )
         self._policies, by_model = load_policies(config, dice)
         self._shadows = open_shadows(config.policy, _timer(clock), clock)
@@ -250,7 +259,7 @@ class Running:
         isolation = IsolationView(
             lambda: self._config.isolation, fleet=fleet, prover=prover, footprints=footprints, shadow=shadow
         )
-        limiter = None if identity is None else await self._open_limits(store)
+        limiter = None if prices is None else await self._open_limits(prices)
         placement = brain if self._door is None else await self._stack.enter_async_context(self._door(brain))
         gateway = self._gateway = Gateway(
             models,
@@ -262,6 +271,7 @@ class Running:
             access=access_log(proxies) if config.listen.access_log else None,
             forward_headers=config.listen.forward_headers,
             tools_order=tools_order,
+            ledger=None if books is None else books.ledger,
             field_rules=FieldRules(safe=config.isolation.safe_fields, media_hosts=config.isolation.media_hosts),
             retry_share=config.failover.share,
             on_fault=telemetry.fault,
@@ -300,6 +310,9 @@ class Running:
         self._save = partial(_save, index_file, index, secret, feed)
         self._every(config.index.save_every_s, self._save, at_end=True)
         self._stack.push_async_callback(self._spawned(telemetry.sample_lag()))
+        if books is not None:
+            books.start()
+            self._at_end(books.stop)  # after the last request, whose listening ends before
         await self._listen(self._edge, proxies)
         await self._serve_admin()
         gc.collect()
@@ -327,6 +340,32 @@ class Running:
         await identity.refresh()
         self._every(auth.refresh_s, identity.refresh, at_end=False)
         return identity
+
+    async def _keep_prices(self) -> Prices:
+        prices = Prices()
+        read = partial(_read_prices, prices, self.store)
+        await read()
+        self._every(self._config.auth.refresh_s, read, at_end=False)
+        return prices
+
+    def _keep_books(
+        self, state: Path, prices: Prices | None, engines: Callable[[], Iterable[EngineThere]]
+    ) -> Bookkeeping | None:
+        """None: nothing is kept of what requests cost."""
+        config, settings = self._config, self._config.ledger
+        if not settings.enabled:
+            return None
+        spool = open_spool(state, int(config.store.spool_max_bytes))
+        needed = prices if settings.on_missing_price == "refuse" else None
+        return Bookkeeping(
+            Ledger(spool, prices=needed),
+            spool,
+            WriterSettings(folder=state / FOLDER, unknown_cached=settings.unknown_cached, currency=settings.currency),
+            store_url(config, state),
+            engines=engines,
+            in_process=self._in_processes,
+            fsync_s=settings.fsync_s,
+        )
 
     # --- while it runs
 
@@ -489,10 +528,12 @@ class Running:
 
     # --- pieces
 
-    async def _open_limits(self, store: Database) -> Limiter:
+    async def _open_limits(self, prices: Prices) -> Limiter:
         redis, auth = self._config.redis, self._config.auth
         limits = open_limits(
-            store,
+            self.store,
+            price_of=prices.now,
+            counts=billed_counts,
             redis_url=None if redis.url is None else redis.url.get_secret_value(),
             redis_timeout_s=redis.timeout_s,
             refresh_s=auth.refresh_s,
@@ -636,6 +677,20 @@ def http_limits(listen: Listen) -> Limits:
 def access_log(proxies: TrustedProxies) -> Callable[[Request], Callable[[Outcome], None]]:
     """Who the client is, is found when it comes: its request is gone when it has ended."""
     return lambda request: partial(log_access, client=proxies.client(request))
+
+
+def engines_there(fleet: Fleet) -> Iterator[EngineThere]:
+    """As the ledger notes them."""
+    for instance in fleet.instances():
+        ranks = fleet.ranks(instance.id)
+        yield EngineThere(instance.id, instance.price_per_hour, len(ranks), sum(rank.capacity_tokens for rank in ranks))
+
+
+async def _read_prices(prices: Prices, store: Database) -> None:
+    try:
+        await prices.refresh(store)
+    except StoreUnavailable:
+        pass  # those that are known go on
 
 
 async def _save(path: Path, index: BlockIndex, secret: bytes, feed: Feed) -> None:

@@ -396,6 +396,7 @@ class Booking(msgspec.Struct, frozen=True, gc=False):
     alone: bool  # nobody else of ours was on that rank
     policy: str
     attempts_left: tuple[str, ...] = ()  # further instances that can serve it
+    rates: Rates = Rates()  # how long that rank takes, as learned
 
 
 Finish = Literal["complete", "client_gone", "upstream_failed"]
@@ -403,11 +404,23 @@ DeliveredSource = Literal["usage", "events", "counters", "none"]
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """What the engine says it did. `cached_tokens` None: it does not say."""
+    """What the engine says it did.
+
+    Input and output are all of it. The other counts are parts of them that do not overlap and are never more than the
+    whole: `serving/usage.py` makes them so. `cached_tokens` None: it does not say.
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0
-    cached_tokens: int | None = None
+    cached_tokens: int | None = None  # of the input, read from the cache
+    cache_write_5m_tokens: int = 0  # of the input, written to the cache for five minutes
+    cache_write_1h_tokens: int = 0
+    cache_write_tokens: int = 0  # for another time, or an untold one
+    media_input_tokens: int = 0  # of the input, sound and pictures
+    reasoning_tokens: int = 0  # of the output
+    media_output_tokens: int = 0
+    doubtful: bool = False  # the parts were more than the whole, and have been cut
+    raw: str = ""  # the engine's own JSON, where it says more than the first three
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
@@ -443,6 +456,10 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     caller: Caller = OPEN
     tags: tuple[str, ...] = ()  # as the client named them
     end_user: str = ""  # a pseudonym
+    serial: str = ""  # a name of ours, unique where a client may choose `request_id`
+    route: str = ""  # as engines know it; "": none was met
+    events_after_usage: int = 0  # of `events`, those that came after the last usage
+    billable: bool = True  # False: work for an engine's CPU alone
 
 
 # ---------------------------------------------------------------------------------------------------------------------

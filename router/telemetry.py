@@ -86,8 +86,20 @@ _CALLERS = {
     "store_read_age_seconds": "How old what is known of them is.",
 }
 
+_LEDGER = {
+    "rows_total": "Requests whose row is in the database.",
+    "rows_refused_total": "Rows that the database did not take: they are set aside in state_dir.",
+    "store_up": "1: rows are being written to the database. 0: it is away, and they wait in the spool.",
+    "writer_up": "1: the ledger's writer is at work.",
+    "spool_bytes": "What waits for the database in state_dir.",
+    "spool_held_bytes": "What waits in memory, since the disk takes nothing.",
+    "spool_full": "1: no further request can be accounted for, so that none is taken.",
+    "spool_lost_total": "Records of requests that could not be kept.",
+}
+
 _TOKEN_COUNTS = {
     "input": ("warmroute_input_tokens", "Prompt tokens."),
+    "untold": ("warmroute_cached_unknown_requests", "Answers that did not tell what had been cached."),
     "told": ("warmroute_input_tokens_told", "Prompt tokens of answers that told their hit: what hits are a share of."),
     "output": ("warmroute_output_tokens", "Tokens generated."),
     "best_hit": ("warmroute_best_hit_tokens", "Hit tokens on the rank that held most."),
@@ -185,10 +197,10 @@ class _Buckets:
 class _Tokens:
     """Token totals of one model on one instance."""
 
-    __slots__ = ("best_hit", "delivered_hit", "input", "output", "predicted_hit", "told")
+    __slots__ = ("best_hit", "delivered_hit", "input", "output", "predicted_hit", "told", "untold")
 
     def __init__(self) -> None:
-        self.input = self.told = self.output = self.best_hit = self.predicted_hit = self.delivered_hit = 0
+        self.input = self.told = self.untold = self.output = self.best_hit = self.predicted_hit = self.delivered_hit = 0
 
     def add(self, outcome: Outcome) -> None:
         self.input += outcome.input_tokens
@@ -197,6 +209,8 @@ class _Tokens:
         if outcome.delivered_hit_tokens is not None:
             self.told += outcome.input_tokens
             self.delivered_hit += outcome.delivered_hit_tokens
+        elif outcome.usage is not None:
+            self.untold += 1
         if outcome.usage is not None:
             self.output += outcome.usage.output_tokens
 
@@ -225,6 +239,7 @@ class Telemetry:
     refused: by status, the requests that the HTTP server refused.
     callers: figures of what is known of keys by the names of `_CALLERS`.
     strangers: by code, the requests whose caller was not let in.
+    ledger: figures of the ledger by the names of `_LEDGER`.
     limits: `serving.limits.Limiter.figures`.
     """
 
@@ -241,6 +256,7 @@ class Telemetry:
         refused: Callable[[], Mapping[int, int]] = dict,
         callers: Callable[[], Mapping[str, float]] = dict,
         strangers: Callable[[], Mapping[str, int]] = dict,
+        ledger: Callable[[], Mapping[str, float]] = dict,
         limits: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._limits = limits
@@ -248,6 +264,7 @@ class Telemetry:
         self._refused = refused
         self._callers = callers
         self._strangers = strangers
+        self._ledger = ledger
         self._room = room
         self._shadows = shadows
         self._isolation = isolation
@@ -377,6 +394,7 @@ class Telemetry:
             _connection_counts(self._connections()),
             _refused_counts(self._refused()),
             *self._caller_figures(),
+            *_figures("ledger", self._ledger(), _LEDGER),
             *_limit_figures(self._limits()),
         ]
         registry = CollectorRegistry(auto_describe=False)
@@ -399,9 +417,7 @@ class Telemetry:
             yield CounterMetricFamily(f"warmroute_kv_{name}", f"KV event feed: {name.replace('_', ' ')}.", value=count)
 
     def _room_figures(self) -> Iterator[Metric]:
-        for name, value in self._room().items():
-            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            yield kind(f"warmroute_room_{name.removesuffix('_total')}", _ROOM[name], value=value)
+        return _figures("room", self._room(), _ROOM)
 
     def _caller_figures(self) -> Iterator[Metric]:
         for name, value in self._callers().items():
@@ -453,6 +469,13 @@ def _connection_counts(stats: Mapping[str, PoolStats]) -> Metric:
         for event in ("opened", "reused", "retried", "unreachable"):
             family.add_metric([instance, event], getattr(counts, event))
     return family
+
+
+def _figures(group: str, values: Mapping[str, float], texts: Mapping[str, str]) -> Iterator[Metric]:
+    """Those whose name ends in _total only ever grow."""
+    for name, value in values.items():
+        kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+        yield kind(f"warmroute_{group}_{name.removesuffix('_total')}", texts[name], value=value)
 
 
 def _refused_counts(refused: Mapping[int, int]) -> Metric:

@@ -20,6 +20,7 @@ from router.cli import (
     doctor,
     explain,
     keys,
+    ledger,
     observe,
     replay,
     report,
@@ -50,6 +51,8 @@ for command in (
     sim_engine.sim_engine,
     replay.replay,
     observe.observe,
+    ledger.reprice,
+    ledger.erase,
     report.report,
 ):
     app.command()(command)

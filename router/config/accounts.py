@@ -126,8 +126,15 @@ class AdminAuth(Section):
 class Ledger(Section):
     """What a request cost."""
 
+    enabled: bool = True
+    """false: no request leaves a row, and there are no reports."""
     unknown_cached: Literal["full_price", "predicted"] = "full_price"
     """How a prompt is billed whose engine does not say what it had cached. full_price: as if nothing. predicted: by
     what the index predicted. Either way the row says that it is not known."""
     on_missing_price: Literal["allow", "refuse"] = "allow"
     """refuse: a model without a price is not served to keys."""
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"
+    """Of engines[].price_per_hour."""
+    fsync_s: Seconds | None = None
+    """How often what waits in state_dir is brought to the disk itself. By default the system does that, within some
+    30 s: a killed gateway loses nothing, a machine without power what came since."""

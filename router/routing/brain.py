@@ -533,6 +533,7 @@ def _booking(ask: Ask, decision: Decision, rank: Rank, record: Record[Placed], l
         record.owner.alone,
         decision.policy,
         tuple(others)[:FURTHER_ATTEMPTS],
+        rank.factor.rates,
     )
 
 

@@ -164,6 +164,10 @@ class Attempt:
         return 0 if self._relay is None else self._relay.events
 
     @property
+    def events_after_usage(self) -> int:
+        return 0 if self._relay is None else self._relay.events_after_usage
+
+    @property
     def held_back(self) -> bool:
         """The client reads so slowly that the engine is not read from."""
         return self.exchange.paused

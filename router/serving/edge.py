@@ -159,7 +159,7 @@ class Edge:
 
     def _reply(self, headers: Headers, responder: Responder) -> Reply:
         """An id that a client brings is the one it will ask about, so it is kept if it is sane; engines get our own."""
-        request_id = next(self._ids)
+        request_id = serial = next(self._ids)
         shown = upstream_id = request_id.encode()
         theirs = headers.get(b"x-request-id")
         if theirs is not None and _SANE_ID(theirs):
@@ -167,7 +167,7 @@ class Edge:
         lines = b"\r\nx-request-id: " + shown
         if self._origins and (origin := headers.get(b"origin")) is not None:
             lines += header_lines(self._cors(origin))
-        return Reply(responder, lines, request_id=request_id, upstream_id=upstream_id)
+        return Reply(responder, lines, request_id=request_id, upstream_id=upstream_id, serial=serial)
 
     def _cors(self, origin: bytes) -> tuple[Header, ...]:
         vary = (b"vary", b"origin")

@@ -18,6 +18,7 @@ from router.serving.call import TRACE_HEADERS, Call, read_call
 from router.serving.failover import TOTAL_TIMEOUT, Fault, RetryBudget, Tries
 from router.serving.isolation.fields import FieldRules
 from router.serving.keep_alive import KeepAlive
+from router.serving.ledger.ledger import Ledger
 from router.serving.limits.holds import Hold
 from router.serving.limits.limiter import Limiter
 from router.serving.models import Models
@@ -111,6 +112,10 @@ class Passage:
             self.caller,
             call.tags if call is not None else (),
             call.end_user if call is not None else "",
+            reply.serial,
+            call.path if call is not None else "",
+            attempt.events_after_usage if attempt is not None else 0,
+            call.api.is_billed if call is not None else False,
         )
 
 
@@ -137,6 +142,7 @@ class Gateway:
         access: Access | None = None,
         forward_headers: Sequence[str] = (),
         tools_order: ToolsOrder | None = None,
+        ledger: Ledger | None = None,
         field_rules: FieldRules | None = None,
         retry_share: float = 0.1,
         on_fault: Callable[[str, str], None] = lambda model, fault: None,
@@ -144,8 +150,9 @@ class Gateway:
         dice: random.Random | None = None,
         pseudonym: Pseudonym = lambda tenant, end_user: "",
     ) -> None:
-        """`retry_share`: of the requests, so many attempts may be made again. `on_fault`: told of a model whose engine
-        failed before its first byte, and how (`failover.py`). `limiter`: None: there are no limits."""
+        """`ledger`: keeps what every request cost. `retry_share`: of the requests, so many attempts may be made again.
+        `on_fault`: told of a model whose engine failed before its first byte, and how (`failover.py`). `limiter`: None:
+        there are no limits."""
         self._models = models
         self._tools_order = tools_order
         self._field_rules = field_rules or FieldRules()
@@ -153,7 +160,8 @@ class Gateway:
         self._progress = placement.progress
         self._release = placement.release
         self._proxy = proxy
-        self._listeners = tuple(listeners)
+        self._ledger = ledger
+        self._listeners = tuple(listeners) if ledger is None else (ledger.ended, *listeners)
         self._body_limit = body_limit
         self._receipts = receipts
         self._access = access
@@ -234,6 +242,8 @@ class Gateway:
             loop = asyncio.get_running_loop()
             passage.keep_alive = KeepAlive(reply, every_s, is_amid=passage.is_amid, loop=loop)
         self.budget.request()
+        if self._ledger is not None:
+            self._ledger.admit(call)
         caller = call.caller
         if caller.domain:
             self._field_rules.check(call.fields, call.form, caller)
@@ -295,6 +305,17 @@ class Gateway:
             passage.queue_s += time.monotonic() - asked
         passage.booking = booking
         passage.attempts += 1
+        if self._ledger is not None:
+            self._ledger.dispatched(
+                call,
+                prompt,
+                booking,
+                reply,
+                started_at=passage.started_at,
+                asked_model=passage.asked_model,
+                attempts=passage.attempts,
+                queue_s=passage.queue_s,
+            )
         reply.receipt = self._receipt(booking, passage.attempts)
         attempt = passage.attempt = self._proxy.begin(
             call,

@@ -43,7 +43,7 @@ async def add_to_rollups(connection: AsyncConnection, rows: Iterable[Row]) -> No
         by_day.add((row["day"], *where), sums)
         for tag in row["tags"]:
             by_tag.add((row["day"], row["tenant"], tag, currency), sums)
-    await _lock(connection, shared=True)
+    await lock(connection, shared=True)
     for table, found in ((hourly, by_hour), (daily, by_day), (daily_tags, by_tag)):
         if found:
             await connection.execute(_upsert(table, connection.dialect.name), found.rows(table))
@@ -55,7 +55,7 @@ async def rebuild(connection: AsyncConnection, day: int) -> None:
     Own costs are 0 afterwards: allocate those of its hours again. Raises RowsAreGone, and changes nothing, where
     retention has taken rows that the sums still have.
     """
-    await _lock(connection, shared=False)
+    await lock(connection, shared=False)
     summed = await connection.scalar(select(func.sum(daily.c.requests)).where(daily.c.day == day))
     there = await connection.scalar(select(func.count()).select_from(requests).where(requests.c.day == day))
     if (summed or 0) > (there or 0):
@@ -112,7 +112,7 @@ def _upsert(table: Table, dialect: str) -> Any:
     )
 
 
-async def _lock(connection: AsyncConnection, *, shared: bool) -> None:
+async def lock(connection: AsyncConnection, *, shared: bool) -> None:
     if connection.dialect.name == "postgresql":
         function = "pg_advisory_xact_lock_shared" if shared else "pg_advisory_xact_lock"
         await connection.execute(text(f"SELECT {function}(:lock)"), {"lock": _LOCK})

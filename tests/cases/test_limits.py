@@ -257,7 +257,7 @@ async def settled(stands: list[SharedStand], mode: str, within_s: float) -> None
     clock = asyncio.get_running_loop().time
     until = clock() + within_s
     for stand in stands:
-        while stand.limiter.state()["mode"] != mode and clock() < until:
+        while stand.limiter.state()["mode"] != mode and clock() < until:  # noqa: ASYNC110 - it is what a client sees
             await asyncio.sleep(0.005)
         assert stand.limiter.state()["mode"] == mode, f"it is not {mode} within {within_s} s"
         await stand.told()

@@ -109,4 +109,4 @@ class MessagesRelay(NamedEventRelay):
         counts = holder.get("usage") if isinstance(holder, dict) else None
         if isinstance(counts, dict):
             self._counts |= {field: count for field, count in counts.items() if count is not None}
-            self.usage = read_usage(self._counts) or self.usage
+            self.take_usage(read_usage(self._counts))
