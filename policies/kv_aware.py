@@ -57,7 +57,10 @@ class KvAware:
         """
         w_queue, w_prefill, w_neighbours, w_duplication, w_decode, w_crowding, w_memory, w_price = self._by_term
         tokens, output, objective = snapshot.tokens, snapshot.output_tokens, snapshot.ttft_slo_ms
-        best = max([candidate.hit_tokens for candidate in snapshot.candidates], default=0)
+        best = 0
+        for candidate in snapshot.candidates:
+            if candidate.hit_tokens > best:
+                best = candidate.hit_tokens
         costs: list[Cost] = []
         late: list[float] = []
         for candidate in snapshot.candidates:

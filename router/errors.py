@@ -15,6 +15,7 @@
     │   ├── BodyTooLarge                413
     │   ├── UnsupportedEncoding         415
     │   ├── UnknownInstance             404 on the admin API
+    │   ├── UnknownObject               404 on the admin API: no tenant, project, key … of this id
     │   ├── Conflict                    409 on the admin API: not as things stand
     │   └── ClientGone                  499, never sent
     ├── ShuttingDown                  503 the gateway itself goes: nobody is at fault
@@ -144,6 +145,11 @@ class ClientGone(ClientError):
 class UnknownInstance(ClientError):
     status = 404
     code = "instance_not_found"
+
+
+class UnknownObject(ClientError):
+    status = 404
+    code = "not_found"
 
 
 class Conflict(ClientError):

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from router.core import Ask, Decision
+from router.core import OPEN, Ask, Caller, Decision
 from router.errors import BadRequest, Conflict, UnknownInstance, UnknownRoute
 from router.roster import Roster
 from router.routing.brain import Brain
@@ -18,6 +18,7 @@ from router.routing.trace_log import TraceLog
 from router.routing.waiting_room import WaitingRoom
 from router.serving.apis import APIS, FORMS, ROUTES
 from router.serving.call import Call
+from router.serving.identity import Identity
 from router.serving.models import Models
 from router.telemetry import Telemetry, in_slices
 
@@ -36,9 +37,11 @@ class LiveView:
         trace_log: TraceLog,
         clock: Callable[[], float],
         reload: Callable[[], Awaitable[dict[str, Any]]],
+        identity: Identity | None = None,
         limits: Callable[[], Mapping[str, str]] = dict,
+        isolation: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        """`limits`: how they are counted now."""
+        """`identity`: None where nobody is asked who they are. `limits`: how they are counted now."""
         self.draining = False
         self._fleet = fleet
         self._brain = brain
@@ -48,7 +51,9 @@ class LiveView:
         self._trace_log = trace_log
         self._clock = clock
         self._reload = reload
+        self._identity = identity
         self._limits = limits
+        self._isolation = isolation
 
     async def fleet(self) -> list[dict[str, Any]]:
         waiting = [
@@ -57,14 +62,14 @@ class LiveView:
         ]
         return [*map(dict, await in_slices(self._fleet.rows(self._clock()))), *waiting]
 
-    async def explain(self, path: str, body: bytes) -> dict[str, Any]:
+    async def explain(self, path: str, body: bytes, tenant: str | None = None) -> dict[str, Any]:
         """Raises BadRequest and UnknownModel as the route itself would, NoEngine where nobody can serve."""
         path = ROUTES.get(path, path)
         if path not in APIS or path in FORMS:
             raise UnknownRoute("There is no such route with a JSON body.")
         if not body:
             raise BadRequest("The request body is empty.", code="invalid_json")
-        call = Call(path, body, headers={}, models=self._models)
+        call = Call(path, body, headers={}, models=self._models, caller=self._caller(tenant))
         if call.api.reads_prompt:
             prompt = await call.named.model.prompts.prepare(path, call.fields, salt=call.salt, lora=call.named.lora)
         else:
@@ -72,6 +77,14 @@ class LiveView:
         ask = call.ask("explain", prompt)
         decision = await self._brain.explain(ask)
         return {"request": _request(ask), **_decision(decision)}
+
+    def _caller(self, tenant: str | None) -> Caller:
+        if tenant is None:
+            return OPEN
+        caller = None if self._identity is None else self._identity.tenant(tenant)
+        if caller is None:
+            raise BadRequest(f"There is no tenant {tenant[:100]!r}.", param="tenant", code="unknown_tenant")
+        return caller
 
     async def parity(self, model: str | None) -> list[dict[str, Any]]:
         return await self._roster.compare_again(model)
@@ -83,10 +96,12 @@ class LiveView:
             health = [rank.health for rank in ranks]
             prompts = self._roster.parity(name) if name in self._roster.prompts else {"state": "LOADING"}
             models[name] = {"ready": health.count(Health.READY), "ranks": len(ranks), "prompts": prompts}
+        auth = {"mode": "open"} if self._identity is None else self._identity.state()
         serving = any(model["ready"] and model["prompts"]["state"] != "LOADING" for model in models.values())
         return {
-            "ready": serving and not self.draining,
+            "ready": serving and not self.draining and auth.get("database") not in ("unread", "stale"),
             "draining": self.draining,
+            "auth": auth,
             "models": models,
             "pending": dict(self._roster.pending),
             **({"limits": dict(limits)} if (limits := self._limits()) else {}),
@@ -146,6 +161,9 @@ class LiveView:
 
     async def metrics(self) -> bytes:
         return await self._telemetry.page()
+
+    async def isolation(self) -> dict[str, Any]:
+        return self._isolation()
 
     async def trace(self, position: int) -> tuple[list[bytes], int | None]:
         return self._trace_log.read(position)

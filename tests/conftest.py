@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from router.store.database import Database, open_database
+from tests.certificates import Authority
 from tests.databases import PostgresDatabase, SqliteFiles
 from tests.servers import NoServer, Postgres, Redis, Server
 
@@ -20,6 +22,28 @@ settings.register_profile(
     "steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("steady")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """For `-n auto`: one more than there are cores, as many tests wait; above eight the longest test sets the time."""
+    return min(os.cpu_count() or 1, 7) + 1
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: no collection of the tests need look at it, nor those of the gateways."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def ca(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ca"), "ca")
+
+
+@pytest.fixture(scope="session")
+def other_ca(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("other-ca"), "other-ca")
+
 
 REQUIRED = "WARMROUTE_TESTS_REQUIRE_SERVERS"
 """Set where a test that cannot have its server is a failure: in CI."""

@@ -10,10 +10,10 @@ import shutil
 from pathlib import Path
 
 import asyncpg
-from sqlalchemy import insert
 
 from router.store import schema
-from router.store.database import Database, open_database
+from router.store.database import open_database
+from router.store.migrate import upgrade
 from tests.servers import Postgres
 
 _NAME = "warmroute"
@@ -61,8 +61,6 @@ class PostgresDatabase:
 
 
 async def _make_tables(url: str) -> None:
-    database: Database = open_database(url)
-    async with database.write() as connection:
-        await connection.run_sync(schema.metadata.create_all)
-        await connection.execute(insert(schema.changes).values(id=1, revision=0))
+    database = open_database(url)
+    await upgrade(database)
     await database.aclose()

@@ -33,9 +33,9 @@ def doctor(
 ) -> None:
     """Examine every engine.
 
-    Events, replay, prefix caching, cached counts, block size, parity, keys, open ports: every finding says what was
-    seen and what mends it. Sends each engine two small requests of one token. Exit code 1 if anything fails;
-    warnings don't count.
+    Events, replay, prefix caching, cached counts, block size, parity, keys, open ports, isolation: every finding says
+    what was seen and what mends it. Sends each engine some small requests of one token. Exit code 1 if anything fails;
+    warnings don't count. With auth.mode: keys, what lets tenants into each other's caches is a failure.
     """
     findings = asyncio.run(examine_all(read_config(config, engine, tokenizer=tokenizer)))
     if json:
@@ -69,7 +69,7 @@ async def _examine(config: Config, known: Known, gate: asyncio.Semaphore) -> Exa
         except EngineTlsError as error:
             return Examined(instance, None, [unreachable(instance, error.message)])
         async with httpx.AsyncClient(trust_env=False, verify=tls) as client:
-            examined = await examine(instance, known.adapter, client)
+            examined = await examine(instance, known.adapter, client, isolates=config.auth.mode == "keys")
         if examined.facts:
             examined.findings.append(await check_parity(config, instance, examined.facts, known.adapter))
     return examined

@@ -78,7 +78,7 @@ class Config(Section):
     admin: Admin = Admin()
     """The admin API."""
     state_dir: Annotated[Path, BeforeValidator(_state_dir, json_schema_input_type=str | None)] = STATE_DIR
-    """Where the index file and the deployment secret are kept; made with mode 0700."""
+    """Where the index file, secrets and the default database are kept; made with mode 0700."""
     models: dict[Text, Model] = Field(default_factory=dict)
     """Public model names; "*" holds the settings of every model not named here."""
     engines: Annotated[tuple[Engine, ...], AfterValidator(_at_least_one), Field(json_schema_extra={"minItems": 1})]
@@ -126,9 +126,12 @@ class Config(Section):
                     f"INSECURE: {name} has tls.verify: false, so whoever stands between can read all it is sent"
                 )
         if not is_loopback(self.listen.host) and not asks_for_certificates(self.listen.tls):
-            notes.append(f"listen.host {self.listen.host} is not loopback: whoever reaches it may use the engines")
-        if self.admin.enabled and not (is_loopback(self.admin.host) or asks_for_certificates(self.admin.tls)):
-            notes.append(f"admin.host {self.admin.host} is not loopback, and the admin API has no login")
+            if self.auth.mode == "open":
+                notes.append(f"listen.host {self.listen.host} is not loopback: whoever reaches it may use the engines")
+            elif self.auth.mode == "auto":
+                notes.append(
+                    f"listen.host {self.listen.host} is not loopback: while there are no tenants, nobody is served"
+                )
         free = [engine.id or engine.address for engine in self.engines if engine.price_per_hour is None]
         if self.policy.weights.get("price") and free:
             notes.append(f"policy.weights.price is set, and engines without price_per_hour are free: {', '.join(free)}")

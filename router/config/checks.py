@@ -29,10 +29,24 @@ def contradictions(config: Config) -> Iterator[Mistake]:
         yield ("listen", "proxy_protocol"), "needs listen.trusted_proxies: from nobody else it would be believed"
     if config.listen.proxy_protocol and config.listen.tls is not None:
         yield ("listen", "proxy_protocol"), "comes before TLS, which is not supported with listen.tls (end TLS there)"
+    yield from _identity_mistakes(config)
     drain = config.listen.drain
     if drain.accept_s > drain.finish_s:
         yield ("listen", "drain", "accept_s"), f"is longer than finish_s ({drain.finish_s:g}): no request outlives that"
     yield from _tls_mistakes(config)
+
+
+def _identity_mistakes(config: Config) -> Iterator[Mistake]:
+    header = config.auth.header
+    if header is None:
+        return
+    if config.auth.mode == "open":
+        yield ("auth", "header"), "does nothing with auth.mode: open, where all are one tenant"
+    tls = config.listen.tls
+    if not header.peers and (tls is None or tls.client_ca is None):
+        yield ("auth", "header", "peers"), "is missing: without listen.tls.client_ca anybody could name any tenant"
+    if header.name in config.listen.forward_headers:
+        yield ("listen", "forward_headers"), f"has {header.name}, which is auth.header.name and not for engines"
 
 
 def _failover_mistakes(config: Config) -> Iterator[Mistake]:

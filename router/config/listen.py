@@ -46,7 +46,7 @@ class Listen(Section):
     """The inference API: what clients take as base_url."""
 
     host: Text = "127.0.0.1"
-    """Address to listen on. Beyond loopback the engines are open to whoever reaches it: there are no client keys."""
+    """Address to listen on. Beyond loopback requests need keys (auth.mode)."""
     port: Port = 4000
     """TCP port; 0 takes a free one."""
     tls: ListenTls | None = None
@@ -62,6 +62,9 @@ class Listen(Section):
     """Connections of trusted_proxies begin with the PROXY protocol (version 1 or 2), those of others do not."""
     forward_headers: tuple[ForwardedHeader, ...] = ()
     """Headers of clients that engines get as they came, besides traceparent and tracestate; e.g. baggage."""
+    max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    """So many clients may be connected; further ones are answered with 503 and Retry-After, and closed, so that a
+    balancer or SDK tries another gateway. Each takes an open file, and one more while an engine answers it."""
     max_body_bytes: Size = ByteSize(64 * MIB)
     """A larger request body is refused with 413, as it came and after decompression."""
     max_head_bytes: Size = ByteSize(64 * KIB)
@@ -90,7 +93,7 @@ class Admin(Section):
     """Metrics, readiness, explain and the live view."""
 
     host: Text = "127.0.0.1"
-    """Address to listen on. There is no login: keep it on loopback or inside the cluster."""
+    """Address to listen on. Beyond loopback it asks for an admin key (auth)."""
     port: Port = 4001
     """TCP port; 0 takes a free one."""
     tls: ListenTls | None = None

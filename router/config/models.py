@@ -22,7 +22,8 @@ class ModelTimeouts(Section):
 
 
 class Failover(Section):
-    """What is done about an engine that fails before the first byte of its answer. After it nothing is tried again."""
+    """What is done about an engine that fails before the first byte of its answer. After it nothing is tried again,
+    unless resume says so."""
 
     attempts: Annotated[int, Field(ge=1, le=10)] = 2
     """So many engines are tried for a request, the first included; 1: only that."""
@@ -40,6 +41,11 @@ class Failover(Section):
     move_on_s: Seconds | None = None
     """An engine without a first token by then is given up if there is another (needs silent in retry_on); by default it
     is waited for as long as timeouts.first_byte_s says."""
+    resume: bool = False
+    """true: a stream that breaks off amid its answer is gone on with by another engine, from the text the client has.
+    Chat (vLLM and SGLang, where the model's template is read here) and completions with one choice of plain text; what
+    has a seed, log-probabilities, guided output or a tool's call begun ends with an error as ever. Chunks of the second
+    engine carry "warmroute": {"resumed": 1}. It counts as an attempt, and may begin within_s after the break."""
     share: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Of all requests, so many may be tried again (and ten at once), so that retries don't finish an overloaded fleet.
     Only of the general section, not of a model's."""

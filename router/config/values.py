@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, ByteSize, Field, ValidationInfo, WithJsonSchema
+from pydantic import AfterValidator, ByteSize, Field, SecretStr, ValidationInfo, WithJsonSchema
 
 from router.core import Rates
 
@@ -29,6 +29,7 @@ RATE_PROFILES: Mapping[str, Rates] = {
 """Priors of the step time, bf16 on vLLM 0.24: fitted to the operator tables of aiconfigurator-core 0.12."""
 
 _HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,128}\Z")
+_CREDENTIALS = frozenset(("api-key", "authorization", "cookie", "x-api-key"))
 _NEVER_FORWARDED = frozenset((
     "api-key", "authorization", "connection", "cookie", "expect", "forwarded", "host", "keep-alive", "te", "trailer",
     "transfer-encoding", "upgrade", "x-api-key", "x-data-parallel-rank", "x-goog-api-key", "x-real-ip", "x-request-id",
@@ -101,10 +102,22 @@ def _network(text: str) -> str:
         raise ValueError(f"must be an address or a network such as 10.0.0.0/8: {error}") from None
 
 
-def _forwarded(text: str) -> str:
+def _header(text: str) -> str:
     name = text.lower()
     if not _HEADER.match(name):
         raise ValueError("is not the name of a header")
+    return name
+
+
+def _identity_header(text: str) -> str:
+    name = _header(text)
+    if name in _CREDENTIALS:
+        raise ValueError("holds keys (the name of a tenant comes in a header of its own, e.g. x-tenant-id)")
+    return name
+
+
+def _forwarded(text: str) -> str:
+    name = _header(text)
     if name in _NEVER_FORWARDED or name.startswith(("proxy-", "x-forwarded-", "content-", "accept")):
         raise ValueError("is never sent to engines: it is the connection's, a credential, or written by the gateway")
     return name
@@ -139,6 +152,8 @@ Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Network = Annotated[str, AfterValidator(_network)]
+HeaderOfIdentity = Annotated[str, AfterValidator(_identity_header)]
+LongSecret = Annotated[SecretStr, Field(min_length=32)]
 ForwardedHeader = Annotated[str, AfterValidator(_forwarded)]
 Tokens = Annotated[int, Field(gt=0)]
 Text = Annotated[str, Field(min_length=1)]

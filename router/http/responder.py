@@ -17,6 +17,7 @@ class Responder:
 
     gone        the client left before the answer was over; `on_gone` was called, once.
     stalled     it did not leave, but was dropped for taking nothing of its answer
+    paused      it is too slow just now
     on_pause    the client reads too slowly: stop writing until `on_resume`. What is written in between is still sent.
     on_probe    something is to be written that means nothing, in an answer that has started, to see whether it is taken
     keep_alive  whether the connection is kept afterwards; the server may take it back until the head is out
@@ -25,8 +26,8 @@ class Responder:
 
     __slots__ = (
         "_answered", "_chunked", "_head_only", "_live", "_silent", "_transport", "_write",
-        "gone", "http10", "keep_alive", "on_gone", "on_pause", "on_probe", "on_resume", "stalled",
-        "started",
+        "gone", "http10", "keep_alive", "on_gone", "on_pause", "on_probe", "on_resume", "paused",
+        "stalled", "started",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +51,7 @@ class Responder:
         self.keep_alive = keep_alive
         self.started = False
         self.gone = False
+        self.paused = False
         self.stalled = False
         self.on_gone: Callable[[], None] | None = None
         self.on_pause: Callable[[], None] | None = None

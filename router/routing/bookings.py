@@ -96,13 +96,13 @@ class Booked(Generic[Owner]):
 
     def end_prefill(self, record: Record[Owner], now: float) -> bool:
         """False: it had ended before."""
-        if self.prefills.pop(record.id, None) is None:
+        prefills = self.prefills
+        if prefills.pop(record.id, None) is None:
             return False
         if self.head is record:
             record.took_us = int((now - max(self.head_since, record.at)) * 1e6)
+            self.head = next(iter(prefills.values())) if prefills else None
         self.head_since = now
-        if self.head is record:
-            self.head = next(iter(self.prefills.values()), None)
         self.prefill_tokens -= record.prefill_tokens
         self.prefill_us -= record.prefill_us
         if record.last_key is not None:
@@ -114,7 +114,7 @@ class Booked(Generic[Owner]):
 
     def remove(self, record: Record[Owner], now: float) -> bool:
         """Whether that ended its prefill."""
-        ended = self.end_prefill(record, now)
+        ended = record.id in self.prefills and self.end_prefill(record, now)
         self.requests -= 1
         self.kv_tokens -= record.kv_tokens
         self.fresh_tokens -= record.fresh_tokens
@@ -156,7 +156,8 @@ class Bookings(Generic[Owner]):
         self._next_id = id + 1
         prefill_us = round(prefill_ms * 1e3)
         record = Record(id, booked, owner, now, streams, prefill_us, prefill_tokens, kv_tokens, last_key, fresh_tokens)
-        predicted_s = (booked.prefill_ms(now) + prefill_ms) / 1e3
+        queued_ms = booked.prefill_ms(now) if booked.prefills else 0.0
+        predicted_s = (queued_ms + prefill_ms) / 1e3
         booked.add(record)
         self._records[id] = record
         self._set_deadline(record, now + (LEASE_FACTOR * predicted_s + LEASE_EXTRA_S if streams else predicted_s))
@@ -178,7 +179,8 @@ class Bookings(Generic[Owner]):
         """Takes a booking back. None: already released, or never made here; nothing changes then."""
         record = self._records.pop(id, None)
         if record is not None:
-            self._drop_deadline(record)
+            if record.bucket is not None:
+                self._drop_deadline(record)
             if record.booked.remove(record, now):
                 self.prefill_ended(record, now)
         return record

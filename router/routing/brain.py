@@ -14,11 +14,12 @@ from functools import partial
 
 import msgspec
 
-from router.core import Ask, Booking, Candidate, Decision, Outcome, Policy, Prompt, Snapshot
-from router.errors import NoEngine, WarmrouteError
+from router.core import Ask, Booking, Decision, Outcome, Policy, Prompt, Snapshot
+from router.errors import Forbidden, NoEngine, WarmrouteError
 from router.routing.bookings import LEASE_FACTOR, Bookings, Record
 from router.routing.decide import LEAST_BOOKED, decide
-from router.routing.fleet import Fleet, Rank
+from router.routing.fleet import NO_SALT, NOT_APART, Fleet, Rank
+from router.routing.footprint import Footprints
 from router.routing.holdings import Holdings, promised_tokens
 from router.routing.index import BlockIndex
 from router.routing.receipts import Receipts
@@ -82,7 +83,7 @@ class Brain:
     engine has room for them (`open_room`); None: they are placed as they come.
 
     `ttft_slo_ms`: the objective for a prompt of so many tokens, from its placement on; None: there is none. `shadows`:
-    policies that are told of every decision and take no part in it.
+    policies that are told of every decision and take no part in it. `footprints`: what each domain of isolation fills.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Brain:
         model_policies: Mapping[str, str] | None = None,
         ttft_slo_ms: Callable[[int], float] | None = None,
         shadows: Shadows | None = None,
+        footprints: Footprints | None = None,
         decided: Callable[[float], None] = lambda took_us: None,
         ended: Callable[[Ask, Outcome], None] = lambda ask, outcome: None,
         clock: Callable[[], float],
@@ -114,6 +116,7 @@ class Brain:
         self._by_model = model_policies or {}
         self._ttft_slo_ms = ttft_slo_ms
         self._shadows = shadows
+        self._footprints = footprints
         self._decided = decided
         self._ended = ended
         self._clock = clock
@@ -122,6 +125,7 @@ class Brain:
         self.room: WaitingRoom | None = None
         self._every_policy = False
         self._joint: set[str] = set()
+        self._all_joint = False
         self._compare_at = 0.0
         unknown = {default_policy, *self._by_model.values()} - set(policies)
         if unknown:
@@ -139,13 +143,13 @@ class Brain:
         """For all decisions from now on; who waits in the room is placed by the new policies too."""
         self._policies, self._default, self._by_model = policies, default_policy, model_policies
         self._ttft_slo_ms, self._shadows = ttft_slo_ms, shadows
-        if self.room is not None:
-            self._joint = self._joint_ones()
+        self._find_joint_ones()
 
-    def _joint_ones(self) -> set[str]:
-        return {
+    def _find_joint_ones(self) -> None:
+        self._joint = {
             name for name, policy in self._policies.items() if self._every_policy or getattr(policy, "joint", False)
         }
+        self._all_joint = len(self._joint) == len(self._policies)
 
     def open_room(
         self,
@@ -160,7 +164,7 @@ class Brain:
         Those of a policy that is not `joint` do not (policies/README.md), unless it is for `every_policy`.
         """
         self._every_policy = every_policy
-        self._joint = self._joint_ones()
+        self._find_joint_ones()
         self.room = room = WaitingRoom(self, call_at=call_at, clock=self._clock, rule=rule, limits=limits)
         self._bookings.prefill_ended = _tell_room(room)
         return room
@@ -185,7 +189,7 @@ class Brain:
         now = self._clock()
         if now >= self._bookings.due:
             self.sweep(now)
-        if self.room is None or self._policy_for(ask) not in self._joint:
+        if self.room is None or not (self._all_joint or self._policy_for(ask) in self._joint):
             return self.book(ask, self.look(ask, now), now)
         waiting = self.room.place(ask, now)
         return waiting if isinstance(waiting, Booking) else self._future_of(waiting)
@@ -206,13 +210,21 @@ class Brain:
         now = self._clock()
         record = self._bookings.release(booking_id, now)
         if record is not None:
-            self._note_health(record, outcome, now)
-            self._learn(record.owner, outcome)
-            self._ended(record.owner.ask, outcome)
-            if self.room is not None:
-                self.room.answered(record.owner.ask.tenant, _decode_ms(record, outcome))
-                _tell_times(self.room, record, outcome)
-                self.room.wake(now)
+            placed, room = record.owner, self.room
+            if outcome.finish == "complete":
+                self._fleet.trust(placed.rank)
+                self._learn(placed, outcome)
+            else:
+                self._note_failed(record, outcome, now)
+            if outcome.delivered_hit_tokens is not None:
+                self._compare_hits(placed, outcome.delivered_hit_tokens)
+            self._ended(placed.ask, outcome)
+            if room is not None:
+                room.answered(placed.ask.tenant, _decode_ms(record, outcome))
+                if outcome.ttft_s is not None:
+                    _tell_times(room, record, outcome, outcome.ttft_s)
+                if room.waiting:
+                    room.wake(now)
 
     def _compare(self, answering: Rank, now: float) -> None:
         """Engines whose health is green and that answer nobody are told by those that do."""
@@ -278,15 +290,24 @@ class Brain:
         return self._fleet.routable(model, lora).ranks
 
     def look(self, ask: Ask, now: float) -> Look:
-        """Who can serve a request, and what each holds of it. Raises `NoEngine`."""
+        """Who can serve a request, and what each holds of it. Raises `NoEngine`, and `Forbidden` for a route on which
+        no engine keeps the caller's cache apart."""
         ranks, filtered = self._fleet.candidates(ask, now=now)
         if not ranks:
-            raise NoEngine(
-                f"No engine can serve the model {ask.model!r} at the moment.",
-                detail="; ".join(f"{rank}: {why}" for rank, why in filtered.items()),
-                retry_after_s=RETRY_AFTER_S,
-            )
-        return Look(ranks, Holdings(ask, self._index, self._recent).candidates(ranks, now), filtered)
+            raise _nobody(ask, filtered)
+        look = Look(ranks, Holdings(ask, self._index, self._recent).candidates(ranks, now), filtered)
+        return look if self._footprints is None or not ask.domain else self._bounded(ask, look, self._footprints)
+
+    def _bounded(self, ask: Ask, look: Look, footprints: Footprints) -> Look:
+        """Without the ranks that a domain may not fill with what nobody has cached."""
+        allowed = footprints.allowed(ask.domain, ask.prompt.tokens, look.ranks, look.candidates)
+        if allowed is None:
+            return look
+        filtered = {rank.id: "its domain fills enough of the caches" for rank in look.ranks}
+        ranks = [look.ranks[i] for i in allowed]
+        for rank in ranks:
+            del filtered[rank.id]
+        return Look(ranks, tuple([look.candidates[i] for i in allowed]), {**look.filtered, **filtered})
 
     def book(self, ask: Ask, look: Look, now: float, *, among: Sequence[int] | None = None) -> Booking:
         """The best of the candidates, or of those with these indices."""
@@ -297,11 +318,24 @@ class Brain:
         self._decided(took_us)
         if self._shadows is not None:
             self._shadows.note(snapshot, decision, among)
-        return self._book(ask, decision, now, look)
+        return self._book(ask, decision, now, look, output_tokens=snapshot.output_tokens)
 
     def _snapshot_of(self, ask: Ask, look: Look, now: float) -> Snapshot:
-        objective = self._ttft_slo_ms
-        return _snapshot(ask, look.candidates, now, None if objective is None else objective(ask.prompt.tokens))
+        prompt, objective, limit = ask.prompt, self._ttft_slo_ms, ask.max_output_tokens
+        return Snapshot(  # by position, as all that is made for every request: keywords cost several times as much
+            now,
+            prompt.tokens,
+            look.candidates,
+            ask.model,
+            ask.tenant,
+            ask.session,
+            ask.request_class,
+            prompt.turn,
+            ask.choices,
+            EXPECTED_OUTPUT_TOKENS if limit is None or limit > EXPECTED_OUTPUT_TOKENS else limit,
+            _prefix(prompt),
+            None if objective is None else objective(prompt.tokens),
+        )
 
     def _choose(
         self, ask: Ask, snapshot: Snapshot, filtered: Mapping[str, str], among: Sequence[int] | None = None
@@ -327,10 +361,10 @@ class Brain:
 
     # --- booking
 
-    def _book(self, ask: Ask, decision: Decision, now: float, look: Look) -> Booking:
+    def _book(self, ask: Ask, decision: Decision, now: float, look: Look, *, output_tokens: int) -> Booking:
         chosen, prompt = decision.scored[0].candidate, ask.prompt
-        rank = self._fleet.rank(chosen.instance, chosen.rank)
-        assert rank is not None  # nothing has run since it was a candidate
+        rank = look.ranks[look.candidates.index(chosen)]
+        output_tokens *= ask.choices
         tokens, size, booked, held = prompt.tokens, rank.block_size, rank.booked, chosen.held_tokens
         keys = prompt.keys.get(size, _NO_KEYS)
         uncached = tokens - chosen.hit_tokens
@@ -342,14 +376,17 @@ class Brain:
             now=now,
             prefill_ms=prefill_ms,
             prefill_tokens=uncached,
-            kv_tokens=tokens + _output_tokens(ask) * ask.choices,
-            fresh_tokens=uncached + _output_tokens(ask) * ask.choices,
+            kv_tokens=tokens + output_tokens,
+            fresh_tokens=uncached + output_tokens,
             last_key=_last_new_key(rank, prompt, keys, held_tokens=held, size=size),
             streams=ask.stream,
         )
-        self._fleet.probe(rank, now)
+        if rank.suspicion:
+            self._fleet.probe(rank, now)
         rank.recent.add(uncached, now)
         rank.dispatches += 1
+        if self._footprints is not None and (ask.domain or self._footprints):
+            self._footprints.note(ask.domain, rank, uncached)
         self._expect(rank, ask, keys, size, uncached_blocks=uncached // size, now=now)
         return _booking(ask, decision, rank, record, look)
 
@@ -370,11 +407,9 @@ class Brain:
 
     # --- learning
 
-    def _note_health(self, record: Record[Placed], outcome: Outcome, now: float) -> None:
+    def _note_failed(self, record: Record[Placed], outcome: Outcome, now: float) -> None:
+        """It has not ended well, which need not be the engine's fault."""
         rank = record.owner.rank
-        if outcome.finish == "complete":
-            self._fleet.trust(rank)
-            return
         if outcome.ttft_s is None:
             self._excuse(rank, record)
             if outcome.finish == "upstream_failed":
@@ -411,21 +446,21 @@ class Brain:
             rank.confidence.withdrawn(record.at, next_at=head.at if head is not None else None)
 
     def _learn(self, placed: Placed, outcome: Outcome) -> None:
-        rank, delivered = placed.rank, outcome.delivered_hit_tokens
-        if delivered is not None and not rank.peers:
+        """How fast the engine is, from a whole answer."""
+        rank, delivered, tokens = placed.rank, outcome.delivered_hit_tokens, outcome.input_tokens
+        uncached = max(0, tokens - (placed.hit_tokens if delivered is None else delivered))
+        if not placed.ask.stream:
+            whole_ms = (outcome.took_s - outcome.queue_s) * 1e3
+            if whole_ms < rank.factor.rates.prefill_ms(uncached, tokens):  # it is faster than thought, if not how fast
+                rank.factor.observe(uncached, tokens, ttft_ms=whole_ms)
+        elif placed.alone and outcome.ttft_s is not None:
+            rank.factor.observe(uncached, tokens, ttft_ms=(outcome.ttft_s - outcome.queue_s) * 1e3)
+
+    def _compare_hits(self, placed: Placed, delivered: int) -> None:
+        rank = placed.rank
+        if not rank.peers:  # else it may be any of them that told
             rank.hits.add(placed.hit_tokens, delivered)
             self._correct(placed, delivered)
-        if outcome.finish == "complete":
-            tokens = outcome.input_tokens
-            uncached = max(0, tokens - (placed.hit_tokens if delivered is None else delivered))
-            if not placed.ask.stream:
-                whole_ms = (outcome.took_s - outcome.queue_s) * 1e3
-                if whole_ms < rank.factor.rates.prefill_ms(
-                    uncached, tokens
-                ):  # it is faster than thought, if not how fast
-                    rank.factor.observe(uncached, tokens, ttft_ms=whole_ms)
-            elif placed.alone and outcome.ttft_s is not None:
-                rank.factor.observe(uncached, tokens, ttft_ms=(outcome.ttft_s - outcome.queue_s) * 1e3)
 
     def _correct(self, placed: Placed, delivered: int) -> None:
         """The engine's word against the index's: it loses confidence, or learns what it did not know."""
@@ -447,24 +482,19 @@ class Brain:
             self._recent.insert(placed.ask.domain, rank.target, keys[: delivered // size], size)
 
 
-# The nouns below are made for every request, by position: by keyword that takes several times as long.
-
-
-def _snapshot(ask: Ask, candidates: tuple[Candidate, ...], now: float, ttft_slo_ms: float | None) -> Snapshot:
-    prompt = ask.prompt
-    return Snapshot(
-        now,
-        prompt.tokens,
-        candidates,
-        ask.model,
-        ask.tenant,
-        ask.session,
-        ask.request_class,
-        prompt.turn,
-        ask.choices,
-        _output_tokens(ask),
-        _prefix(prompt),
-        ttft_slo_ms,
+def _nobody(ask: Ask, filtered: Mapping[str, str]) -> WarmrouteError:
+    reasons = filtered.values()
+    if filtered and all(why.startswith(NO_SALT) for why in reasons):
+        return Forbidden(
+            "No engine of the model keeps caches apart on this route.", code="route_not_isolated", detail=NO_SALT
+        )
+    kept_out = filtered and all(why.startswith(NOT_APART) for why in reasons)
+    return NoEngine(
+        "No engine of the model has been seen to keep this caller's cache apart from others'."
+        if kept_out
+        else f"No engine can serve the model {ask.model!r} at the moment.",
+        detail="; ".join(f"{rank}: {why}" for rank, why in filtered.items()),
+        retry_after_s=RETRY_AFTER_S,
     )
 
 
@@ -503,12 +533,8 @@ def _booking(ask: Ask, decision: Decision, rank: Rank, record: Record[Placed], l
         record.owner.alone,
         decision.policy,
         tuple(others)[:FURTHER_ATTEMPTS],
+        rank.factor.rates,
     )
-
-
-def _output_tokens(ask: Ask) -> int:
-    limit = ask.max_output_tokens
-    return EXPECTED_OUTPUT_TOKENS if limit is None or limit > EXPECTED_OUTPUT_TOKENS else limit
 
 
 def _why_not_by_cache(prompt: Prompt) -> str:
@@ -531,6 +557,8 @@ def _last_new_key(
 
 def _tell_room(room: WaitingRoom) -> Callable[[Record[Placed], float], None]:
     def prefill_ended(record: Record[Placed], now: float) -> None:
+        if not room.waiting:
+            return
         took_ms = (now - record.at) * 1e3  # at most: an engine faster than thought is not to rest for what it never did
         room.prefill_ended(record.owner.rank, min(record.prefill_us / 1e3, took_ms), now)
 
@@ -551,12 +579,12 @@ def _decode_ms(record: Record[Placed], outcome: Outcome) -> float:
     return outcome.usage.output_tokens * step
 
 
-def _tell_times(room: WaitingRoom, record: Record[Placed], outcome: Outcome) -> None:
+def _tell_times(room: WaitingRoom, record: Record[Placed], outcome: Outcome, ttft_s: float) -> None:
     """Of a streamed answer of some length."""
     usage, tokens = outcome.usage, record.owner.ask.prompt.tokens
-    if usage is not None and outcome.ttft_s is not None and usage.output_tokens >= TELLING_TOKENS:
+    if usage is not None and usage.output_tokens >= TELLING_TOKENS:
         room.timed(
-            ttft_s=outcome.ttft_s,
-            tpot_s=(outcome.took_s - outcome.ttft_s) / (usage.output_tokens - 1),
+            ttft_s=ttft_s,
+            tpot_s=(outcome.took_s - ttft_s) / (usage.output_tokens - 1),
             solo_s=record.owner.rank.factor.rates.prefill_ms(tokens, tokens) / 1e3,
         )

@@ -1,4 +1,4 @@
-"""From a snapshot to a decision: pure, but for the dice. And what a candidate's cache is worth to a prompt."""
+"""From a snapshot to a decision: pure, but for the dice."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from collections.abc import Container, Mapping, Sequence
 from math import inf
 
-from router.core import Candidate, Cost, Decision, HitRule, Policy, Scored, Snapshot
+from router.core import Candidate, Cost, Decision, Policy, Scored, Snapshot
 
 TIE_MS = 3.0
 """Costs in ms that lie closer than this are a tie: a step of an engine takes twice as long, no prediction is so sharp.
@@ -14,14 +14,6 @@ Else the first engine to hold some short common prefix would draw every new sess
 
 LEAST_BOOKED = "least_booked"
 """The name under which a decision appears that was made without the policy."""
-
-
-def usable_tokens(rule: HitRule, held_tokens: int, prompt_tokens: int, *, confidence: float) -> int:
-    """What to expect of `held_tokens`: confidence shortens the prefix, then the engine's own rule applies."""
-    if not held_tokens or confidence <= 0:
-        return 0
-    believed = int(held_tokens * confidence) if confidence < 1 else held_tokens
-    return rule.usable(believed, prompt_tokens)
 
 
 def decide(
@@ -48,10 +40,10 @@ def decide(
         costs = least_booked(snapshot)
         reason = "; ".join(part for part in (f"policy {name}: {broken}", reason) if part)
         name = LEAST_BOOKED
-    order = [row[3] for row in _ordered(candidates, costs, dice)]
+    order = _ordered(candidates, costs, dice)
     if among is not None:
-        order.sort(key=lambda i: i not in among)
-    scored = tuple([Scored(candidates[i], costs[i]) for i in order])
+        order.sort(key=lambda row: row[3] not in among)
+    scored = tuple([Scored(candidates[i], costs[i]) for _, _, _, i in order])
     return Decision(name, scored, {} if filtered is None else filtered, reason)
 
 
@@ -80,14 +72,17 @@ def _ordered(
     Of those that tie for the least, the cache least turned over by recent work goes first, measured by its capacity
     where all are known.
     """
-    values = [cost.value for cost in costs]
-    best = min(values)
-    limit = best + TIE_MS if costs[values.index(best)].unit == "ms" else best
-    by_share = all([candidate.capacity_tokens for candidate in candidates])
+    best, unit, by_share = inf, "", True
+    for candidate, cost in zip(candidates, costs, strict=True):
+        if cost.value < best:
+            best, unit = cost.value, cost.unit
+        if not candidate.capacity_tokens:
+            by_share = False
+    limit = best + TIE_MS if unit == "ms" else best
     rows: list[tuple[float, float, float, int]] = []
-    for i, value in enumerate(values):
-        if value > limit:
-            rows.append((value, 0.0, 0.0, i))
+    for i, cost in enumerate(costs):
+        if cost.value > limit:
+            rows.append((cost.value, 0.0, 0.0, i))
         else:
             candidate = candidates[i]
             recent = candidate.recent_tokens

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from router.core import Ask, EngineFacts, EventSource, HitRule, Instance, Load, Rates
 from router.routing.bookings import Booked
@@ -46,6 +46,19 @@ LEAST_SHARE = 0.2
 FIRST_WINDOW, LAST_WINDOW = 1, 64
 """Requests at a time for a rank that has come to those that serve: doubled with each first token, then unlimited."""
 
+OWNER = "tenant"
+"""The label of an engine that is for one tenant alone."""
+
+NOT_APART = "isolation: "
+"""How a reason begins why a rank may not be used by somebody whose cache must be kept apart."""
+
+NO_SALT = f"{NOT_APART}takes no cache salt on "
+
+_CALLERS = 4_096
+"""So many kinds of callers are remembered with whom they may use."""
+
+Unverified = Literal["refuse", "dedicated", "allow"]
+
 UNKNOWN_FACTS = EngineFacts(served=())
 
 _LONG_AGO = (-inf, False)
@@ -81,6 +94,8 @@ class Rank:
         "in_batch",
         "inherited_at",
         "instance",
+        "isolation",
+        "kept_apart_on",
         "last_seq",
         "load",
         "peers",
@@ -146,6 +161,8 @@ class Rank:
         self.inherited_at = -inf  # when it last showed blocks before we had sent it anything
         self.dispatches = 0
         self.failures = 0  # requests of ours in a row that the engine took and failed
+        self.kept_apart_on: frozenset[str] = frozenset()  # routes where it has been seen to honour cache salts
+        self.isolation = ""  # how that was seen, or why not
         self.take(instance, UNKNOWN_FACTS)
 
     def take(self, instance: Instance, facts: EngineFacts) -> None:
@@ -193,11 +210,17 @@ class Routable(NamedTuple):
 
 
 class Fleet:
-    """Instances come and go at run time; everything here is cheap enough to be done between two requests."""
+    """Instances come and go at run time; everything here is cheap enough to be done between two requests.
 
-    def __init__(self) -> None:
+    `unverified`: what becomes of engines that have not been seen to honour cache salts (`config.Isolation`).
+    """
+
+    def __init__(self, *, unverified: Unverified = "refuse") -> None:
+        self.unverified = unverified
         self._members: dict[str, list[Rank]] = {}
         self._routable: dict[tuple[str, str | None], Routable] = {}
+        self._open_to: dict[tuple[object, ...], Routable] = {}
+        self._owned = False  # some engine is for one tenant alone
         self._sizes: dict[str, frozenset[int]] = {}
         self._unseen: dict[str, tuple[float, bool]] = {}  # by model: until when, and what was found
         self._suspects: dict[str, Rank] = {}
@@ -210,7 +233,9 @@ class Fleet:
             yield from ranks
 
     def _changed(self) -> None:
+        self._owned = any(OWNER in ranks[0].instance.labels for ranks in self._members.values())
         self._routable.clear()
+        self._open_to.clear()
         self._sizes.clear()
         self._unseen.clear()
 
@@ -253,6 +278,8 @@ class Fleet:
     def learn(self, instance_id: str, facts: EngineFacts, *, now: float) -> Sequence[Rank]:
         """Takes over what the engine says it is. Returns ranks that it no longer has."""
         ranks = self._members[instance_id]
+        if facts.boot_id != ranks[0].facts.boot_id or facts.version != ranks[0].facts.version:
+            self.keep_apart(instance_id, frozenset(), "a new process, not yet seen to honour cache salts")
         count = max(1, facts.ranks)
         for number in range(len(ranks), count):
             ranks.append(self._sibling(ranks[0], number, now))
@@ -273,7 +300,50 @@ class Fleet:
         pace = self._pace(first.instance)
         rank = Rank(first.instance, number, rates=first.factor.configured, now=now, pace=pace)
         rank.health, rank.reason = first.health, first.reason
+        rank.kept_apart_on, rank.isolation = first.kept_apart_on, first.isolation
         return rank
+
+    # --- isolation
+
+    def keep_apart(self, instance_id: str, on: frozenset[str], seen: str) -> None:
+        """On which routes it honours cache salts, and how that was seen, or why it was not."""
+        for rank in self._members.get(instance_id, ()):
+            rank.kept_apart_on, rank.isolation = on, seen
+        self._open_to.clear()
+
+    def _routable_by(self, ask: Ask) -> Routable:
+        """Who can serve the model and may be used by whoever asks."""
+        if not (ask.isolated_on or self._owned or ask.labels):
+            return self.routable(ask.model, ask.lora)
+        dedicated = not ask.domain.startswith("key:")  # else an engine of one tenant's is not one key's
+        kind = (ask.model, ask.lora, ask.tenant, dedicated, ask.isolated_on, *ask.labels.items())
+        found = self._open_to.get(kind)
+        if found is None:
+            ranks, filtered, _ = self.routable(ask.model, ask.lora)
+            objections = {rank.id: why for rank in ranks if (why := self._closed_to(rank, ask, dedicated=dedicated))}
+            left = tuple(rank for rank in ranks if rank.id not in objections)
+            fits_tokens = min([rank.fits_tokens for rank in left], default=inf)
+            found = Routable(left, {**filtered, **objections}, fits_tokens)
+            if len(self._open_to) >= _CALLERS:
+                self._open_to.clear()
+            self._open_to[kind] = found
+        return found
+
+    def _closed_to(self, rank: Rank, ask: Ask, *, dedicated: bool) -> str:
+        labels = rank.instance.labels
+        owner = labels.get(OWNER)
+        if owner is not None and owner not in (ask.tenant, ask.labels.get(OWNER)):
+            return "is kept for one tenant"
+        for name, value in ask.labels.items():
+            if labels.get(name) != value:
+                return f"does not have the label {name}: {value}"
+        if not ask.isolated_on or not rank.caches or ask.isolated_on in rank.kept_apart_on:
+            return ""
+        if self.unverified == "allow" or (self.unverified == "dedicated" and dedicated and owner is not None):
+            return ""
+        if rank.kept_apart_on:
+            return f"{NO_SALT}{ask.isolated_on}"
+        return f"{NOT_APART}{rank.isolation or 'not yet seen to honour cache salts'}"
 
     # --- health and load
 
@@ -344,7 +414,8 @@ class Fleet:
     def trust(self, rank: Rank) -> None:
         """It has answered, to the end."""
         rank.failures = rank.suspected = 0
-        self.alive(rank)
+        if self._suspects or self._starting or rank.instance.model not in self._proven:
+            self.alive(rank)
 
     def alive(self, rank: Rank) -> None:
         """It has begun an answer. Whether it can end one is not known yet."""
@@ -368,7 +439,7 @@ class Fleet:
         A prompt that fits nobody, and a fleet of hardly anything but suspects, go to all: the engine's own answer is
         better than one of ours.
         """
-        routable = self.routable(ask.model, ask.lora)
+        routable = self._routable_by(ask)
         calm = not self._suspects and not self._starting
         if calm and not ask.exclude and ask.prompt.tokens <= routable.fits_tokens:
             return routable.ranks, routable.filtered
@@ -498,6 +569,7 @@ class Fleet:
             "delivered_hit_tokens": rank.hits.delivered_tokens,
             "notes": list(rank.facts.notes),
             "labels": dict(rank.instance.labels),
+            "isolation": rank.isolation,
             "price_per_hour": rank.price_per_hour,
         }
 

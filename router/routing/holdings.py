@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from router.core import Ask, Candidate
-from router.routing.decide import usable_tokens
 from router.routing.fleet import Rank
 from router.routing.index import BlockIndex
 from router.routing.recent import RecentDispatches, Target
@@ -53,9 +52,12 @@ class Holdings:
             if held_by:
                 held = self._held_by_any(rank) if rank.peers else held_by.get(rank.slot, _NOTHING)
                 if held and rank.caches:
-                    hit = usable_tokens(rank.hit_rule, max(held.values()), tokens, confidence=confidence)
-            if rank.caches and expected_of.get(rank.target, 0) > hit:
-                expected = self._expected_beyond(hit, rank)
+                    hit = rank.hit_rule.usable(max(held.values()), tokens, confidence)
+            if expected_of and rank.caches and (sent := expected_of.get(rank.target, 0)) > hit:
+                if rank.peers:  # it goes to any of them
+                    sent //= 1 + len(rank.peers)
+                usable = rank.hit_rule.usable(sent, tokens, rank.hits.keeps_promises)
+                expected = usable - hit if usable > hit else 0
             candidates.append(
                 Candidate(  # by position: by keyword it takes nine times as long, 1.2 µs
                     instance.id,
@@ -99,13 +101,6 @@ class Holdings:
             if count > self._expected.get(target, 0):
                 self._expected[target] = count
 
-    def _expected_beyond(self, hit_tokens: int, rank: Rank) -> int:
-        expected = self._expected[rank.target]
-        if rank.peers:  # it goes to any of them
-            expected //= 1 + len(rank.peers)
-        usable = usable_tokens(rank.hit_rule, expected, self._tokens, confidence=rank.hits.keeps_promises)
-        return usable - hit_tokens if usable > hit_tokens else 0
-
     def _held_by_any(self, rank: Rank) -> Tiers:
         """It may end up on any of its peers: what is held is what they hold on average.
 
@@ -126,4 +121,4 @@ def promised_tokens(rank: Rank, held_tokens: Tiers, prompt_tokens: int) -> int:
     """What the index alone promises of a prompt, before it is doubted."""
     if not held_tokens or not rank.caches:
         return 0
-    return usable_tokens(rank.hit_rule, max(held_tokens.values()), prompt_tokens, confidence=1.0)
+    return rank.hit_rule.usable(max(held_tokens.values()), prompt_tokens)

@@ -123,7 +123,9 @@ class Recent:
         self.until = -inf
 
     def add(self, tokens: int, now: float) -> None:
-        self.faded = self.tokens(now) + tokens
+        if now >= self.until:
+            self.tokens(now)
+        self.faded += tokens
 
     def tokens(self, now: float) -> float:
         if now >= self.until:

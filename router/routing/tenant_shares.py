@@ -29,8 +29,10 @@ class TenantShares:
 
     def serve(self, tenant: str, work_ms: float) -> None:
         """A request of `tenant` is served, which will take so much."""
-        self._served = self.start(tenant)
-        self.charge(tenant, work_ms)
+        start = self._served = self.start(tenant)
+        self._had[tenant] = start + work_ms
+        if len(self._had) > _TENANTS:
+            self._forget_half()
 
     def charge(self, tenant: str, work_ms: float) -> None:
         """What was served took so much more than was thought."""

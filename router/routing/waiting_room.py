@@ -63,8 +63,8 @@ class Desk(Protocol):
         """Raises NoEngine."""
         ...
 
-    def book(self, ask: Ask, look: Look, now: float, *, among: Sequence[int]) -> Booking:
-        """One of those candidates, chosen by the policy."""
+    def book(self, ask: Ask, look: Look, now: float, *, among: Sequence[int] | None) -> Booking:
+        """One of those candidates, or of those with these indices, chosen by the policy."""
         ...
 
 
@@ -94,7 +94,10 @@ class _Verdict(NamedTuple):
 
 
 class WaitingRoom:
-    """`call_at(when, call)` calls back once at clock time `when`, or as soon as possible after it."""
+    """`call_at(when, call)` calls back once at clock time `when`, or as soon as possible after it.
+
+    waiting: who waits, by age. What engines tell need not be said while that is nobody.
+    """
 
     def __init__(
         self,
@@ -114,7 +117,7 @@ class WaitingRoom:
         self._clock = clock
         self._shares = TenantShares()
         self._lanes: dict[LaneName, Lane] = {}
-        self._waiting: dict[Waiting, None] = {}  # by age
+        self.waiting: dict[Waiting, None] = {}
         self._twins: dict[tuple[LaneName, int, int], dict[Waiting, None]] = {}
         self._body_bytes = 0
         self._unfit: dict[Waiting, None] = {}  # that no free engine could take when they were looked at, by age
@@ -123,7 +126,7 @@ class WaitingRoom:
         self._due = inf  # when we are called back
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     @property
     def held(self) -> int:
@@ -137,7 +140,7 @@ class WaitingRoom:
 
     def oldest_s(self, now: float) -> float:
         """How long the one has waited that has waited longest."""
-        oldest = next(iter(self._waiting), None)
+        oldest = next(iter(self.waiting), None)
         return 0.0 if oldest is None else now - oldest.arrived_at
 
     # -- in
@@ -148,11 +151,14 @@ class WaitingRoom:
         Raises NoEngine, and RoomFull for a request that would not be placed in time.
         """
         look = self._desk.look(ask, now)
+        if not self.waiting and self._all_have_room(look.ranks, ask, now):  # mostly so: there is nothing to weigh
+            self.stats.placed_at_once += 1
+            return self._book(ask, look, None, now)
         waiting = Waiting(ask, now)
         verdict = self._judge(waiting, look, now)
-        if not self._waiting and verdict.free and verdict.held_for is None:
+        if not self.waiting and verdict.free and verdict.held_for is None:
             self.stats.placed_at_once += 1
-            return self._book(ask, look, verdict.free, waiting.prefill_ms, now)
+            return self._book(ask, look, verdict.free, now)
         self._enter(waiting)
         self._work(now)
         if waiting.booking is not None:
@@ -171,7 +177,7 @@ class WaitingRoom:
             return None
         limits = self.limits
         backlog_s = self._backlog_s(waiting, look)
-        if len(self._waiting) > limits.requests or self._body_bytes > limits.body_bytes:
+        if len(self.waiting) > limits.requests or self._body_bytes > limits.body_bytes:
             return RoomFull("Too many requests are waiting for an engine.", retry_after_s=max(1.0, backlog_s))
         if backlog_s > limits.wait_s:
             return RoomFull("No engine would be free in time.", retry_after_s=backlog_s - limits.wait_s + 1.0)
@@ -195,7 +201,7 @@ class WaitingRoom:
         if lane is None:
             lane = self._lanes[name] = Lane(name)
         lane.enter(waiting)
-        self._waiting[waiting] = None
+        self.waiting[waiting] = None
         self._body_bytes += ask.body_bytes
         twins = _name_of_prompt(waiting, name)
         if twins is not None:
@@ -209,7 +215,7 @@ class WaitingRoom:
     # -- out
 
     def _leave(self, waiting: Waiting) -> None:
-        del self._waiting[waiting]
+        del self.waiting[waiting]
         self._unfit.pop(waiting, None)
         self._body_bytes -= waiting.ask.body_bytes
         lane = waiting.lane
@@ -224,7 +230,7 @@ class WaitingRoom:
             del self._lanes[lane.name]
 
     def _cancel(self, waiting: Waiting) -> None:
-        if waiting in self._waiting:
+        if waiting in self.waiting:
             self.stats.left += 1
             self._leave(waiting)
 
@@ -235,23 +241,23 @@ class WaitingRoom:
 
     def _send(self, waiting: Waiting, look: Look, among: Sequence[int], now: float) -> Booking:
         self._leave(waiting)
-        booking = waiting.booking = self._book(waiting.ask, look, among, waiting.prefill_ms, now)
+        booking = waiting.booking = self._book(waiting.ask, look, among, now)
         if waiting.settle is not None:
             self.stats.placed += 1
             self.stats.longest_wait_s = max(self.stats.longest_wait_s, now - waiting.arrived_at)
             waiting.settle(booking)
         return booking
 
-    def _book(self, ask: Ask, look: Look, among: Sequence[int], prefill_ms: float, now: float) -> Booking:
+    def _book(self, ask: Ask, look: Look, among: Sequence[int] | None, now: float) -> Booking:
         booking = self._desk.book(ask, look, now, among=among)
-        self._shares.serve(ask.tenant, prefill_ms)
+        self._shares.serve(ask.tenant, booking.predicted_prefill_ms)
         return booking
 
     # -- what engines tell
 
     def prefill_ended(self, rank: Rank, prefill_ms: float, now: float) -> None:
         """A prefill of ours is over on `rank`, or given up."""
-        if not self._waiting:
+        if not self.waiting:
             return
         instance = rank.instance
         pressure = self.rule.pressure(self._waiting_ms(instance.model), len(self._desk.ranks(instance.model, None)))
@@ -272,7 +278,7 @@ class WaitingRoom:
 
     def wake(self, now: float) -> None:
         """Something may have changed. What a turn of the loop brings is looked at once, after it."""
-        if self._waiting:
+        if self.waiting:
             self._call_back(now)
 
     # -- at work
@@ -300,7 +306,7 @@ class WaitingRoom:
         for waiting in set_aside:
             if waiting.lane is not None:
                 waiting.lane.line_up(waiting)
-        if self._waiting:
+        if self.waiting:
             self._call_back(self._next_change(now))
 
     def _look_again(self, now: float) -> None:
@@ -312,7 +318,7 @@ class WaitingRoom:
                 waiting.lane.line_up(waiting)
 
     def _expire(self, now: float) -> None:
-        while (oldest := next(iter(self._waiting), None)) is not None:
+        while (oldest := next(iter(self.waiting), None)) is not None:
             if now - oldest.arrived_at < self.limits.wait_s:
                 return
             self.stats.expired += 1
@@ -447,19 +453,37 @@ class WaitingRoom:
             return False
         return now >= self._rested.get(rank.target, -inf) and not _is_full(rank, now)
 
+    def _all_have_room(self, ranks: Sequence[Rank], ask: Ask, now: float) -> bool:
+        """Whether `_judge` would find everybody free, as far as a glance tells: a fifth of what it costs to ask each.
+
+        False: it has to be asked.
+        """
+        if self._rested and self._soonest_rested(now) < inf:
+            return False
+        few = self.rule.free_tokens
+        needed = ask.prompt.tokens + EXPECTED_OUTPUT_TOKENS
+        for rank in ranks:
+            booked, usage = rank.booked, rank.load.kv_usage
+            if booked.prefill_tokens >= few:
+                return False
+            if usage and booked.requests:
+                pinned = usage * rank.capacity_tokens + booked.fresh_tokens - rank.fresh_tokens_then
+                if pinned + needed > FULL * rank.capacity_tokens:
+                    return False
+        return True
+
     def _can_join(self, candidate: Candidate, tokens: int) -> bool:
         """Its prompt is being computed there for a sibling: behind that it takes hardly any time of the engine's."""
         return 2 * candidate.expected_tokens >= tokens and tokens - candidate.hit_tokens <= self.rule.join_tokens
 
     def _next_change(self, now: float) -> float:
         """When some engine has rested, or something is to be looked at again in any case."""
-        when = max(now, min(now + LOOK_AGAIN_S, self._desk.due))
-        for target, rested in list(self._rested.items()):
-            if rested <= now:
-                del self._rested[target]
-            elif rested < when:
-                when = rested
-        return when
+        return min(max(now, min(now + LOOK_AGAIN_S, self._desk.due)), self._soonest_rested(now))
+
+    def _soonest_rested(self, now: float) -> float:
+        """Of those that still rest. Those that have rested are forgotten."""
+        self._rested = {target: rested for target, rested in self._rested.items() if rested > now}
+        return min(self._rested.values(), default=inf)
 
 
 def _is_full(rank: Rank, now: float) -> bool:

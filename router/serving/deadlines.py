@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from router.errors import EngineError, EngineTimeout
-from router.serving.failover import FIRST_TOKEN_TIMEOUT
+from router.serving.failover import FIRST_TOKEN_TIMEOUT, TOTAL_TIMEOUT
 
 _DRAIN_S = 5.0  # from the end of the stream to the end of the engine's answer; then its connection is cut
 _LOOK_S = 1.0
@@ -40,40 +40,90 @@ class Timed(Protocol):
     def cancel(self, error: EngineError | None = None) -> None: ...
 
 
-class _Clock:
-    """begun: its first token is there. due: of what is waited for now. total_due: of the whole."""
+class Watch:
+    """Over the time of one attempt."""
 
-    __slots__ = ("begun", "between_s", "draining", "due", "seen", "total_due")
+    __slots__ = ("_attempt", "_between_s", "_draining", "_due", "_has_begun", "_loop", "_seen", "_shard", "_total_due")
 
-    def __init__(self, due: float, between_s: float, total_due: float) -> None:
-        self.due = due
-        self.between_s = between_s
-        self.total_due = total_due
-        self.begun = self.draining = False
-        self.seen = 0
+    def __init__(
+        self,
+        attempt: Timed,
+        shard: set[Watch],
+        loop: asyncio.AbstractEventLoop,
+        *,
+        due: float,
+        between_s: float,
+        total_due: float,
+    ) -> None:
+        """`due`: when its first token is. `total_due`: when all of it is."""
+        self._attempt = attempt
+        self._shard = shard
+        self._loop = loop
+        self._due = due
+        self._between_s = between_s
+        self._total_due = total_due
+        self._has_begun = self._draining = False
+        self._seen = 0
+
+    def begun(self) -> None:
+        """The first token is there."""
+        self._has_begun = True
+        self._due = self._loop.time() + self._between_s
+
+    def drain(self) -> None:
+        """The stream has ended; what is left is the end of the engine's answer."""
+        self._draining = True
+        self._due = self._loop.time() + _DRAIN_S
+
+    def end(self) -> None:
+        self._shard.discard(self)
+
+    def look(self, now: float) -> None:
+        """End the attempt if its time is over."""
+        error = self._overdue(now)
+        if error is not None or (self._draining and now >= self._due):
+            self.end()
+            self._attempt.cancel(error)
+
+    def _overdue(self, now: float) -> EngineTimeout | None:
+        if self._draining:
+            return None
+        if now >= self._total_due:
+            return EngineTimeout("The answer took longer than the request may take.", code=TOTAL_TIMEOUT)
+        attempt = self._attempt
+        if self._has_begun and (attempt.received != self._seen or attempt.held_back):
+            self._seen = attempt.received
+            self._due = now + self._between_s
+        if now < self._due:
+            return None
+        if self._has_begun:
+            return EngineTimeout("The engine stopped in the middle of its answer.", code="stall_timeout")
+        return EngineTimeout("The engine did not begin to answer in time.", code=FIRST_TOKEN_TIMEOUT)
 
 
 class Deadlines:
     def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._shards: list[dict[Timed, _Clock]] = [{} for _ in range(_SHARDS)]
+        self._shards: list[set[Watch]] = [set() for _ in range(_SHARDS)]
         self._next = itertools.cycle(self._shards).__next__  # which an attempt is put into
         self._turn = itertools.cycle(self._shards).__next__  # which is looked at
         self._look_s = _LOOK_S
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, attempt: Timed, limits: TimeLimits, *, first_byte_s: float, age_s: float = 0.0) -> Running:
+    def begin(self, attempt: Timed, limits: TimeLimits, *, first_byte_s: float, age_s: float = 0.0) -> Watch:
         """Watch an attempt of a request that came `age_s` ago. `first_byte_s`: what counts of `limits` here."""
         now = self._loop.time()
         total_due = inf if limits.total_s is None else now - age_s + limits.total_s
         shard = self._next()
-        clock = shard[attempt] = _Clock(now + first_byte_s, limits.between_s, total_due)
+        due, between_s = now + first_byte_s, limits.between_s
+        watch = Watch(attempt, shard, self._loop, due=due, between_s=between_s, total_due=total_due)
+        shard.add(watch)
         shortest = min(first_byte_s, limits.between_s, total_due - now)
         if shortest < self._look_s:
             self._look_s = max(0.01, shortest)
         if self._timer is None:
             self._keep_looking()
-        return Running(shard, attempt, clock, self._loop)
+        return watch
 
     def close(self) -> None:
         if self._timer is not None:
@@ -86,56 +136,9 @@ class Deadlines:
     def _look(self) -> None:
         self._timer = None
         now, shard = self._loop.time(), self._turn()
-        for attempt, clock in list(shard.items()):
-            error = _overdue(attempt, clock, now)
-            if error is not None or (clock.draining and now >= clock.due):
-                del shard[attempt]
-                attempt.cancel(error)
+        for watch in list(shard):
+            watch.look(now)
         if self._timer is None and any(self._shards):
             self._keep_looking()
         elif self._timer is None:
             self._look_s = _LOOK_S
-
-
-class Running:
-    """The watch over one attempt."""
-
-    __slots__ = ("_attempt", "_clock", "_loop", "_shard")
-
-    def __init__(
-        self, shard: dict[Timed, _Clock], attempt: Timed, clock: _Clock, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self._shard = shard
-        self._attempt = attempt
-        self._clock = clock
-        self._loop = loop
-
-    def begun(self) -> None:
-        """The first token is there."""
-        clock = self._clock
-        clock.begun = True
-        clock.due = self._loop.time() + clock.between_s
-
-    def drain(self) -> None:
-        """The stream has ended; what is left is the end of the engine's answer."""
-        clock = self._clock
-        clock.draining = True
-        clock.due = self._loop.time() + _DRAIN_S
-
-    def end(self) -> None:
-        self._shard.pop(self._attempt, None)
-
-
-def _overdue(attempt: Timed, clock: _Clock, now: float) -> EngineTimeout | None:
-    if clock.draining:
-        return None
-    if now >= clock.total_due:
-        return EngineTimeout("The answer took longer than the request may take.", code="total_timeout")
-    if clock.begun and (attempt.received != clock.seen or attempt.held_back):
-        clock.seen = attempt.received
-        clock.due = now + clock.between_s
-    if now < clock.due:
-        return None
-    if clock.begun:
-        return EngineTimeout("The engine stopped in the middle of its answer.", code="stall_timeout")
-    return EngineTimeout("The engine did not begin to answer in time.", code=FIRST_TOKEN_TIMEOUT)

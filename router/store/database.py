@@ -39,6 +39,8 @@ class Database:
         """What is seen inside is of one moment."""
         with _translated():
             async with self.engine.connect() as connection:
+                if not self.is_sqlite:  # by default each statement there has a moment of its own
+                    await connection.execution_options(isolation_level="REPEATABLE READ")
                 yield connection
 
     @asynccontextmanager

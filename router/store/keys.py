@@ -21,6 +21,10 @@ def new_key(kind: Kind) -> str:
     return _PREFIXES[kind] + secrets.token_urlsafe(32)
 
 
+def is_admin_key(key: str) -> bool:
+    return key.startswith(_PREFIXES["admin"])
+
+
 def shown(key: str) -> str:
     """As much of a key as lists and logs may hold: sk-4VZk1a."""
     prefix = _PREFIXES["admin"] if key.startswith(_PREFIXES["admin"]) else _PREFIXES["inference"]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import delete, select, tuple_
+from sqlalchemy import delete, func, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 
 from router.store.database import Database
-from router.store.schema import limit_windows, limits
+from router.store.money import PARTS
+from router.store.schema import keys, limit_windows, limits
 
 Measure = Literal["requests", "tokens", "parallel", "money"]
 WithoutRedis = Literal["local_share", "refuse", "allow"]
@@ -46,6 +48,16 @@ async def limits_since(database: Database, revision: int) -> list[Limit]:
     async with database.read() as connection:
         found = await connection.execute(select(limits).where(limits.c.revision > revision))
         return [_limit(row) for row in found.mappings()]
+
+
+async def least_money(database: Database, key_id: str) -> Decimal | None:
+    """Of the budgets that hold for a key, its own, its project's and its tenant's. None: there is none."""
+    owner = select(keys.c.id, keys.c.project, keys.c.tenant).where(keys.c.id == key_id)
+    async with database.read() as connection:
+        owners = [name for row in await connection.execute(owner) for name in row]
+        budgets = (limits.c.measure == "money", limits.c.owner.in_(owners), limits.c.archived_at.is_(None))
+        least = (await connection.execute(select(func.min(limits.c.amount)).where(*budgets))).scalar()
+    return None if least is None else Decimal(int(least)) / PARTS
 
 
 async def used_in(database: Database, windows: Sequence[Counted]) -> dict[Counted, int]:

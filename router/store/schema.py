@@ -9,6 +9,7 @@ audit      every change by an administrator, each row chained to the one before.
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 from sqlalchemy import (
@@ -188,7 +189,8 @@ requests = Table(
     "requests",
     metadata,
     Column("day", Integer, primary_key=True),  # days since 1970-01-01 UTC
-    Column("id", String(128), primary_key=True),
+    Column("id", String(128), primary_key=True),  # ours, unique
+    Column("shown_id", String(128)),  # the id that the client brought; None: it was told ours
     Column("at", Double, nullable=False),
     *_who_and_what(),
     Column("end_user", String(64)),  # a pseudonym: HMAC of what the client said
@@ -212,6 +214,7 @@ requests = Table(
     Column("price", String(40)),  # its version; None: no price was known
     Column("currency", String(3)),
     Column("cost", Money, nullable=False),
+    Column("output_cost", Money, nullable=False, default=Decimal(0)),  # its part for output, reasoning, media output
     Column("cost_without_cache", Money, nullable=False),
     Column("raw_usage", Text),
     Index("ix_requests_tenant_at", "tenant", "at"),
@@ -231,6 +234,7 @@ def _sums() -> list[Column[Any]]:
         Column("predicted_hit_tokens", BigInteger, nullable=False),
         *_work(),
         Column("cost", Money, nullable=False),
+        Column("output_cost", Money, nullable=False),
         Column("cost_without_cache", Money, nullable=False),
         Column("own_cost", Money, nullable=False),  # its part of what the instances cost in that hour
     ]
@@ -241,7 +245,7 @@ hourly = Table(
     metadata,
     Column("hour", Integer, primary_key=True),  # hours since 1970-01-01 UTC
     *[Column(column.name, column.type, primary_key=True) for column in _who_and_what()],
-    Column("band", SmallInteger, primary_key=True),  # of prompt length: 0 up to 1k tokens, 1 to 4k, 2 to 16k …
+    Column("band", SmallInteger, primary_key=True),  # of prompt length (`bands.py`)
     Column("currency", String(3), primary_key=True),  # "": no price was known
     *_sums(),
 )
@@ -275,6 +279,11 @@ instance_hours = Table(  # allocated + idle = cost
     Column("currency", String(3), nullable=False),
     Column("cost", Money, nullable=False),
     Column("idle", Money, nullable=False),
+    Column("seen_from", Double, nullable=False),  # that it was there in this hour, the first time and the last
+    Column("seen_to", Double, nullable=False),
+    Column("ranks", SmallInteger, nullable=False),
+    Column("capacity_tokens", BigInteger, nullable=False),  # of its KV cache; 0: unknown
+    Column("per_hour", Money),  # by the configuration of a gateway
 )
 
 # ---------------------------------------------------------------------------------------------------------------------

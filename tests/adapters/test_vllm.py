@@ -371,9 +371,10 @@ async def test_events_of_ranks_that_begin_at_two_are_numbered_as_their_sources()
         publisher.published.append(batch(stored(1), rank=3))
         there = {"endpoint": publisher.source.endpoint, "replay_endpoint": publisher.source.replay}
         adapter = adapter_of(FakeEngine(vllm() | sources(r3=there, r2={})))
-        facts = await adapter.inspect(ENGINE)
+        engine = Instance("a", "http://127.0.0.1:8000", "vllm", "public")
+        facts = await adapter.inspect(engine)
         assert [source.rank for source in facts.sources] == [0, 1]
-        stream = adapter.events(ENGINE, facts.sources[1], None)
+        stream = adapter.events(engine, facts.sources[1], None)
         item: EventBatch | Lost = await anext(stream)
         assert isinstance(item, EventBatch)
         assert item.rank == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 import sys
@@ -77,7 +78,14 @@ class Process:
 
     async def __aenter__(self) -> Self:
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "router", "serve", "-c", str(self._file), stderr=asyncio.subprocess.PIPE
+            sys.executable,
+            "-m",
+            "router",
+            "serve",
+            "-c",
+            str(self._file),
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
         )
         self._reading = asyncio.ensure_future(self._read())
         await until(self._started, what="it has started", seconds=30)
@@ -104,6 +112,17 @@ class Process:
 
     def tell(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
+
+    def tell_group(self, number: signal.Signals) -> None:
+        """As a supervisor does that does not know who is whose child."""
+        os.killpg(self._process.pid, number)
+
+    async def group_is_gone(self) -> bool:
+        try:
+            os.killpg(self._process.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
 
     async def ended(self) -> int:
         code = await asyncio.wait_for(self._process.wait(), 15)
@@ -152,7 +171,7 @@ async def test_sigterm_drains_and_nobody_notices(site: Site) -> None:
         await asyncio.gather(*(stream.begun() for stream in streams))
         await engine.has(count)
 
-        process.tell(signal.SIGTERM)
+        process.tell_group(signal.SIGTERM)
         await process.says("draining")
         engine.holds = False
         for url in (process.url, process.admin_url):
@@ -168,6 +187,7 @@ async def test_sigterm_drains_and_nobody_notices(site: Site) -> None:
         for answer in await asyncio.gather(*(stream.rest() for stream in streams)):
             assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         assert await process.ended() == 0
+        await until(process.group_is_gone, what="the admin process has ended with it")
     assert process.outcomes() == {(200, "complete", ""): count + 10}
 
 
@@ -656,6 +676,30 @@ async def test_what_runs_on_a_drained_engine_goes_on(site: Site, engine: HeldEng
     assert not ready.json()["draining"]
     engine.finish()
     assert b"data: [DONE]" in await stream.whole()
+
+
+async def test_engines_that_are_all_replaced_serve_until_one_of_the_others_has_joined(
+    site: Site, engine: HeldEngine
+) -> None:
+    old, late = [await site.enter(HeldEngine()) for _ in range(2)]
+    for each in (engine, old, late):
+        each.holds = False
+    late.starting = True
+    client = await site.gateway({"url": engine.url}, {"url": old.url}, models=OWN)
+    site.write({"url": late.url}, models=OWN)
+    await reloaded(client)
+    assert {(await client.ask(body())).instance for _ in range(6)} == {at(engine), at(old)}
+    rows = (await client.http.get(f"{client.running.admin_url}/admin/v1/instances")).json()["data"]
+    assert [row["state"] for row in rows if row.get("leaving")] == ["ready", "ready"]
+
+    late.starting = False
+
+    async def has_moved() -> bool:
+        rows = await client.rows()
+        return {rows[f"{at(each)}/0"]["health"] for each in (engine, old)} == {"draining"}
+
+    await until(has_moved, what="the others are draining")
+    assert {(await client.ask(body())).instance for _ in range(3)} == {at(late)}
 
 
 async def test_what_the_operator_has_drained_stays_so_through_reloads(

@@ -48,6 +48,7 @@ class Api:
     """reads_prompt    requests are placed by their prompt's prefix (`serving/prompt`)
     asks_for_usage  streams are asked for their usage, by OpenAI's `stream_options`
     is_form         bodies are multipart/form-data
+    is_billed       answers without usage are billed by our own count; what costs no engine work is not
     gathers         whole answers are gathered and sent at once; if not, bytes leave as they come
     otherwise       how it is served by engines that lack its route
     id_header       where its clients look for the request id, beside `x-request-id`
@@ -56,6 +57,7 @@ class Api:
     reads_prompt = False
     asks_for_usage = False
     is_form = False
+    is_billed = True
     gathers = True
     otherwise: Translation | None = None
     id_header = b""

@@ -14,7 +14,7 @@ import orjson
 
 from router.errors import WarmrouteError
 from router.serving.apis.api import Api, Fields, limit_of, session_of
-from router.serving.apis.messages_as_chat import MessagesAsChat
+from router.serving.apis.messages_as_chat import CountAsTokenize, MessagesAsChat
 from router.serving.apis.named_events import NamedEventRelay
 from router.serving.apis.plain import Light
 from router.serving.limits.headers import Room, anthropic_lines
@@ -82,7 +82,7 @@ class Messages(_Errors):
 
 
 class CountTokens(_Errors, Light):
-    pass
+    otherwise = CountAsTokenize()
 
 
 class MessagesRelay(NamedEventRelay):
@@ -109,4 +109,4 @@ class MessagesRelay(NamedEventRelay):
         counts = holder.get("usage") if isinstance(holder, dict) else None
         if isinstance(counts, dict):
             self._counts |= {field: count for field, count in counts.items() if count is not None}
-            self.usage = read_usage(self._counts) or self.usage
+            self.take_usage(read_usage(self._counts))

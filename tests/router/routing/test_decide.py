@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core import Candidate, Cost, HitRule, Snapshot
-from router.routing.decide import LEAST_BOOKED, TIE_MS, decide, usable_tokens
+from router.routing.decide import LEAST_BOOKED, TIE_MS, decide
 
 
 class Fixed:
@@ -121,5 +121,5 @@ def test_every_candidate_is_scored_once_and_the_first_is_within_a_tie_of_the_bes
         (HitRule(), 0, 1600, 1.0, 0),
     ],
 )
-def test_usable_tokens(rule: HitRule, held: int, prompt: int, confidence: float, expected: int) -> None:
-    assert usable_tokens(rule, held, prompt, confidence=confidence) == expected
+def test_what_is_usable_of_a_prefix(rule: HitRule, held: int, prompt: int, confidence: float, expected: int) -> None:
+    assert rule.usable(held, prompt, confidence) == expected

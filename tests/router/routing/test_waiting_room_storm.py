@@ -122,7 +122,7 @@ class Storm(RuleBasedStateMachine):
         assert all(lane.size for lane in room._lanes.values())
         assert sum(map(len, room._twins.values())) == sum(not seat.ask.exclude for seat in waiting)
         for lane in room._lanes.values():
-            assert lane.waiting_ms == pytest.approx(sum(one.prefill_ms for one in room._waiting if one.lane is lane))
+            assert lane.waiting_ms == pytest.approx(sum(one.prefill_ms for one in room.waiting if one.lane is lane))
 
     @invariant()
     def who_waits_will_be_looked_at(self) -> None:

@@ -6,7 +6,7 @@ from sqlalchemy.exc import IntegrityError
 
 from router.errors import StoreUnavailable
 from router.store import schema
-from router.store.database import Database, open_database
+from router.store.database import Database
 from tests.servers import Postgres
 
 
@@ -33,21 +33,22 @@ async def test_each_test_begins_with_nothing(database: Database, time: str) -> N
 
 
 async def test_what_fails_half_way_is_not_there(database: Database) -> None:
-    row = insert(schema.limit_windows).values(limit="lim_1", window=0, used=1)
-    with pytest.raises(IntegrityError):
+    async def write_twice() -> None:
+        row = insert(schema.limit_windows).values(limit="lim_1", window=0, used=1)
         async with database.write() as connection:
             await connection.execute(row)
             await connection.execute(row)
+
+    with pytest.raises(IntegrityError):
+        await write_twice()
     async with database.read() as connection:
         assert (await connection.execute(select(schema.limit_windows))).all() == []
 
 
-async def test_postgresql_that_goes_and_comes_back(postgres: Postgres, postgres_url: str) -> None:
-    database = open_database(postgres_url)
-    await _add_tenant(database, "ten_1")
+async def test_postgresql_that_goes_and_comes_back(postgres: Postgres, on_postgres: Database) -> None:
+    await _add_tenant(on_postgres, "ten_1")
     postgres.stop()
     with pytest.raises(StoreUnavailable):
-        await _tenants(database)
+        await _tenants(on_postgres)
     postgres.start()
-    assert await _tenants(database) == ["ten_1"]
-    await database.aclose()
+    assert await _tenants(on_postgres) == ["ten_1"]
