@@ -28,7 +28,7 @@ from typing import Any
 from tests.bench.processes import end_cleanly_when_told
 
 BENCHMARKS = (
-    "place", "decision", "index", "events", "slices", "lab", "http_relay", "relay", "turns", "stalls",
+    "place", "limits", "decision", "index", "events", "slices", "lab", "http_relay", "relay", "turns", "stalls",
     "streaming_share", "agreement", "ledger",
 )  # fmt: skip
 BY_NAME = ("crowd", "ledger_chaos")  # run only when named: they ask whether something breaks, not how fast it is
