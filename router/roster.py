@@ -330,24 +330,24 @@ class Roster:
         """It leaves when an engine serves its model that stays, or none is to come."""
         known = self._engines.instance(instance_id)
         serves = any(rank.health is Health.READY for rank in self._fleet.ranks(instance_id))
-        if known is None or not serves or self._is_served(known.model) or not self._is_awaited(known.model):
+        if known is None or not serves or not self._is_missed(known.model):
             self._leave(instance_id, reason)
             return
         log.warning("%s serves on until another engine of %s has joined: %s", instance_id, known.model, reason)
         self._leave(instance_id, reason, after=HANDOVER_S)
 
-    def _is_served(self, model: str) -> bool:
-        """By an engine that stays."""
-        staying = {instance_id for member in self._members.values() for instance_id in member.ids.values()}
+    def _is_missed(self, model: str) -> bool:
+        """Of the engines that stay none serves it yet, and one may come to."""
+        members = self._members.values()
+        if not any(self._may_serve(member, model) for member in members):
+            return False
+        staying = {instance_id for member in members for instance_id in member.ids.values()}
         ranks = self._fleet.models().get(model, ())
-        return any(rank.health is Health.READY and rank.instance.id in staying for rank in ranks)
-
-    def _is_awaited(self, model: str) -> bool:
-        return any(self._may_serve(member, model) for member in self._members.values())
+        return not any(rank.health is Health.READY and rank.instance.id in staying for rank in ranks)
 
     async def _go(self, instance_id: str, reason: str, *, until: float) -> None:
         known = self._engines.instance(instance_id)
-        while known is not None and self._clock() < until and not self._is_served(known.model):  # noqa: ASYNC110 (too)
+        while known is not None and self._clock() < until and self._is_missed(known.model):  # noqa: ASYNC110 (too)
             await asyncio.sleep(LEAVING_POLL_S)
         self._fleet.drain(instance_id, reason, now=self._clock())
         await asyncio.sleep(KEPT_S)

@@ -52,7 +52,9 @@ _SHUTDOWN_RETRY_S = 1.0
 _ENDED_AT_ONCE = 20
 _EXPOSED = (
     b"x-request-id, request-id, retry-after, x-warmroute-attempts, "
-    b"x-warmroute-predicted-tokens, x-warmroute-cached-tokens, x-warmroute-instance"
+    b"x-warmroute-predicted-tokens, x-warmroute-cached-tokens, x-warmroute-instance, x-should-retry, "
+    b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
+    b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 )
 _TOLD_TO_ALL = ("ready", "draining")
 _PREFLIGHT: tuple[Header, ...] = (

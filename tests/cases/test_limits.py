@@ -22,6 +22,7 @@ from router.store.limits import Limit, used_in
 from router.store.windows import read_window
 from router.telemetry import Telemetry
 from tests.cases.stand import case_input
+from tests.flows.site import until
 from tests.router.serving.limits.frozen import frozen
 from tests.router.serving.limits.gateways import Gateways, SharedStand
 from tests.router.serving.limits.stand import (
@@ -254,12 +255,11 @@ def per_minute() -> tuple[Limit, int]:
 
 
 async def settled(stands: list[SharedStand], mode: str, within_s: float) -> None:
-    clock = asyncio.get_running_loop().time
-    until = clock() + within_s
+    async def reached() -> bool:
+        return {stand.limiter.state()["mode"] for stand in stands} == {mode}
+
+    await until(reached, what=f"all go by {mode}", seconds=within_s)
     for stand in stands:
-        while stand.limiter.state()["mode"] != mode and clock() < until:  # noqa: ASYNC110 - it is what a client sees
-            await asyncio.sleep(0.005)
-        assert stand.limiter.state()["mode"] == mode, f"it is not {mode} within {within_s} s"
         await stand.told()
 
 

@@ -11,10 +11,13 @@ from router.core import Outcome
 Counts = Mapping[str, int]
 """Tokens by class (`store.schema.TOKEN_CLASSES`): disjoint, so that their sum is all of them."""
 CountsOf = Callable[[Outcome], Counts]
+Rates = Mapping[str, int]
+"""Of a token by class, in 1e-12 of the currency's unit."""
 
 _NOTHING: Counts = {}
-_PER_MILLION = 10**6  # 1e-12 units of money in a price of 1 for a million tokens, per token
+_PER_MILLION = 10**6  # 1e-12 of money for a token, where a million cost 1
 _BASE = {
+    **dict.fromkeys(("uncached_input", "output"), ""),
     **dict.fromkeys(("cache_read", "cache_write_5m", "cache_write_1h", "cache_write", "media_input"), "uncached_input"),
     **dict.fromkeys(("reasoning", "media_output"), "output"),
 }
@@ -60,17 +63,16 @@ def counts_of(outcome: Outcome) -> Counts:
     return {"uncached_input": max(0, counted - cached), "cache_read": cached, "output": usage.output_tokens}
 
 
-def cost_of(counts: Counts, price: Price) -> int:
-    """In 1e-12 of the unit of its currency."""
-    return sum([count * rate for name, count in counts.items() if (rate := _rate(price, name))])
-
-
-def _rate(price: Price, name: str) -> int:
-    """Of one token: a price has at most six decimals, so it is a whole number."""
+def rates_of(price: Price) -> Rates:
+    """Whole numbers, since a price has at most six decimals; of one with more, rounded up."""
     per_million = price.per_million
-    found = per_million.get(name)
-    if found is None:
-        found = per_million.get(_BASE.get(name, ""))
-        if found is None:
-            return 0
-    return int((found * _PER_MILLION).to_integral_value(ROUND_CEILING))
+    return {name: _rate(per_million.get(name, per_million.get(base))) for name, base in _BASE.items()}
+
+
+def cost_of(counts: Counts, rates: Rates) -> int:
+    """In 1e-12 of the currency's unit."""
+    return sum([count * rates.get(name, 0) for name, count in counts.items()])
+
+
+def _rate(per_million: Decimal | None) -> int:
+    return 0 if per_million is None else int((per_million * _PER_MILLION).to_integral_value(ROUND_CEILING))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from router.core import Caller, Usage
 from router.serving.limits.book import LimitBook
-from router.serving.limits.charges import cost_of, counts_of
+from router.serving.limits.charges import cost_of, counts_of, rates_of
 from router.serving.limits.headers import Room, anthropic_lines, duration, openai_lines, tightest
 from router.serving.limits.lengths import OutputLengths
 from router.serving.limits.meters import Meter
@@ -53,7 +53,7 @@ def test_tokens_count_by_the_weight_of_their_class_rounded_up() -> None:
 
 def test_money_is_exact() -> None:
     price = Price("CNY", {"uncached_input": Decimal("0.2"), "cache_read": Decimal("0.006"), "output": Decimal("0.3")})
-    cost = cost_of({"uncached_input": 1_000_001, "cache_read": 3, "output": 7}, price)
+    cost = cost_of({"uncached_input": 1_000_001, "cache_read": 3, "output": 7}, rates_of(price))
     assert (
         Decimal(cost) / PARTS
         == Decimal("0.2") * 1_000_001 / 10**6 + Decimal("0.006") * 3 / 10**6 + Decimal("0.3") * 7 / 10**6
@@ -62,8 +62,9 @@ def test_money_is_exact() -> None:
 
 def test_a_class_without_a_price_costs_what_its_base_does() -> None:
     price = Price("USD", {"uncached_input": Decimal(1), "output": Decimal(2)})
-    assert cost_of({"cache_read": 5, "reasoning": 5}, price) == cost_of({"uncached_input": 5, "output": 5}, price)
-    assert cost_of({"output": 5}, Price("USD", {"uncached_input": Decimal(1)})) == 0
+    rates = rates_of(price)
+    assert cost_of({"cache_read": 5, "reasoning": 5}, rates) == cost_of({"uncached_input": 5, "output": 5}, rates) > 0
+    assert cost_of({"output": 5}, rates_of(Price("USD", {"uncached_input": Decimal(1)}))) == 0
 
 
 # -- lengths of answers
@@ -181,4 +182,4 @@ def test_a_limit_that_cannot_be_read_is_named_in_the_log(caplog: pytest.LogCaptu
 
 def test_the_price_of_a_test_is_a_price() -> None:
     assert money("0.5").amount == PARTS // 2
-    assert cost_of({"output": 100_000}, DOLLARS) == PARTS
+    assert cost_of({"output": 100_000}, rates_of(DOLLARS)) == PARTS
