@@ -3,7 +3,7 @@
     limiter.py    what a request goes through: admit, reserve, settle
     book.py       which limits a caller has, read from the tables
     meters.py     one limit, and what is used of it
-    charges.py    what a request counts: classes of tokens, their weights, their prices
+    charges.py    what its tokens cost (`serving/counting.py`: which of them are charged)
     lengths.py    how long answers become of which the client did not say it
     counters.py   counting in this process, exactly
     shared.py     counting for several gateways, in Redis: `line.py`, `counters.lua`; without it: `local_share.py`
