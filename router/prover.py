@@ -19,6 +19,7 @@ from router.routing.blocks import chain, root_key
 from router.routing.fleet import Fleet, Health, Rank
 from router.routing.index import BlockIndex
 from router.routing.proof import Proof, prove
+from router.serving.apis import APIS
 from router.serving.engines import Engines
 from router.serving.isolation.catalogue import unreviewed
 from router.serving.isolation.salts import kept_apart_on, salted_paths
@@ -28,7 +29,7 @@ log = logging.getLogger("warmroute")
 
 LOOK_S = 0.25
 AT_ONCE = 4
-RETRY_S, RETRY_AT_MOST_S = 30.0, 3_600.0
+RETRY_S, RETRY_AT_MOST_S = 5.0, 3_600.0
 """An engine that was not seen to honour salts is asked again: it may have been too busy to tell."""
 _OPEN = "it answers without a key, so that tenants could go past the gateway: start it with --api-key and set api_key"
 _FIELDS_SHOWN = 12
@@ -183,7 +184,7 @@ class Prover:
 
     def _take(self, rank: Rank, known: _Known, proof: Proof, described: Mapping[str, Sequence[frozenset[str]]]) -> None:
         instance = rank.instance
-        salted = salted_paths(instance.engine, described, verified=proof.verified)
+        salted = salted_paths(instance.engine, described, verified=proof.verified) & APIS.keys()
         apart = kept_apart_on(salted) if proof.verified else frozenset[str]()
         seen = f"seen by {proof.method}: {proof.detail}" if proof.verified else proof.detail
         self._fleet.keep_apart(instance.id, apart, seen)

@@ -72,7 +72,6 @@ def _accounts(desk: Desk, needs: Needs) -> APIRouter:
     router.include_router(costs_router(desk, needs), prefix="/instance-costs")
     router.include_router(reports_router(desk, needs), prefix="/reports")
     router.include_router(audit_router(desk, needs), prefix="/audit")
-    router.include_router(reports_router(desk.database, needs, _today), prefix="/reports")
     return router
 
 

@@ -8,9 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import select
 
 from router.serving.apis import FORMS, ROUTES
 from router.store.database import open_database
+from router.store.schema import isolation_proofs
 from tests.accounts import PEPPER, Accounts
 from tests.cases.engine import MODEL, Engine, Exchange, answer_ok, event, whole_answer
 from tests.cases.stand import CHAT, COMPLETIONS, Stand, case_input
@@ -350,10 +352,6 @@ async def test_an_engine_is_asked_once_for_each_of_its_processes(
     stand: Stand, tenants: Any, accounts: Accounts, tmp_path: Any
 ) -> None:
     """What was seen is kept in the database, and believed by a gateway that starts later."""
-    from sqlalchemy import select
-
-    from router.store.schema import isolation_proofs
-
     gateway = await tenants(engine := Engine(script=answer_ok))
     assert (await gateway.ask("T1", {"model": MODEL, "messages": []})).status_code == 200
 

@@ -103,7 +103,8 @@ def _of_usage(usage: Mapping[str, Any]) -> int:
 class Tenants:
     """A gateway in this process, and two tenants with a key each: A and B."""
 
-    def __init__(self, urls: list[str], state: Path) -> None:
+    def __init__(self, urls: list[str], state: Path, **sections: Any) -> None:
+        """`sections`: what else the configuration says."""
         settings = {
             "listen": {"port": 0},
             "admin": {"port": 0},
@@ -111,6 +112,7 @@ class Tenants:
             "engines": [{"url": url} for url in urls],
             "auth": {"mode": "keys", "pepper": PEPPER},
             "isolation": {"secret": SECRET},
+            **sections,
         }
         (state / "warmroute.yaml").write_text(json.dumps(settings))
         self._ranks = len(urls)

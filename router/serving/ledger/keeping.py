@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import multiprocessing
+import os
 import sys
 import threading
 import time
@@ -27,6 +28,7 @@ FOLDER = "ledger"
 """In state_dir."""
 _MEASURE_S = 0.5
 _SEEN_S = 60.0
+_NICE = 5  # of a writer's process: no request waits for it
 _END_S = 30.0  # for the writer to write what is left
 
 
@@ -122,7 +124,8 @@ def open_spool(state_dir: Path, max_bytes: int) -> Spool:
 
 def run_writer(settings: WriterSettings, database_url: str, told: Connection) -> None:
     """Until there is something to be read from `told`: a word, or that the other side is gone."""
-    if multiprocessing.parent_process() is not None:
+    if threading.current_thread() is threading.main_thread():  # of a process of its own
+        os.nice(_NICE)
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     asyncio.run(_run_writer(settings, database_url, told))
 
