@@ -40,23 +40,43 @@ class Timed(Protocol):
     def cancel(self, error: EngineError | None = None) -> None: ...
 
 
-class _Clock:
-    """begun: its first token is there. due: of what is waited for now. total_due: of the whole."""
+class Running(msgspec.Struct, eq=False):
+    """The watch over one attempt.
 
-    __slots__ = ("begun", "between_s", "draining", "due", "seen", "total_due")
+    due        of what is waited for now
+    total_due  of the whole
+    answers    its first token is there
+    seen       of `received`, when last looked at
+    """
 
-    def __init__(self, due: float, between_s: float, total_due: float) -> None:
-        self.due = due
-        self.between_s = between_s
-        self.total_due = total_due
-        self.begun = self.draining = False
-        self.seen = 0
+    _loop: asyncio.AbstractEventLoop
+    _shard: dict[Timed, Running]
+    _attempt: Timed
+    due: float
+    between_s: float
+    total_due: float
+    answers: bool = False
+    draining: bool = False
+    seen: int = 0
+
+    def begun(self) -> None:
+        """The first token is there."""
+        self.answers = True
+        self.due = self._loop.time() + self.between_s
+
+    def drain(self) -> None:
+        """The stream has ended; what is left is the end of the engine's answer."""
+        self.draining = True
+        self.due = self._loop.time() + _DRAIN_S
+
+    def end(self) -> None:
+        self._shard.pop(self._attempt, None)
 
 
 class Deadlines:
     def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._shards: list[dict[Timed, _Clock]] = [{} for _ in range(_SHARDS)]
+        self._shards: list[dict[Timed, Running]] = [{} for _ in range(_SHARDS)]
         self._next = itertools.cycle(self._shards).__next__  # which an attempt is put into
         self._turn = itertools.cycle(self._shards).__next__  # which is looked at
         self._look_s = _LOOK_S
@@ -67,13 +87,13 @@ class Deadlines:
         now = self._loop.time()
         total_due = inf if limits.total_s is None else now - age_s + limits.total_s
         shard = self._next()
-        clock = shard[attempt] = _Clock(now + first_byte_s, limits.between_s, total_due)
+        watch = shard[attempt] = Running(self._loop, shard, attempt, now + first_byte_s, limits.between_s, total_due)
         shortest = min(first_byte_s, limits.between_s, total_due - now)
         if shortest < self._look_s:
             self._look_s = max(0.01, shortest)
         if self._timer is None:
             self._keep_looking()
-        return Running(shard, attempt, clock, self._loop)
+        return watch
 
     def close(self) -> None:
         if self._timer is not None:
@@ -86,9 +106,9 @@ class Deadlines:
     def _look(self) -> None:
         self._timer = None
         now, shard = self._loop.time(), self._turn()
-        for attempt, clock in list(shard.items()):
-            error = _overdue(attempt, clock, now)
-            if error is not None or (clock.draining and now >= clock.due):
+        for attempt, watch in list(shard.items()):
+            error = _overdue(attempt, watch, now)
+            if error is not None or (watch.draining and now >= watch.due):
                 del shard[attempt]
                 attempt.cancel(error)
         if self._timer is None and any(self._shards):
@@ -97,45 +117,16 @@ class Deadlines:
             self._look_s = _LOOK_S
 
 
-class Running:
-    """The watch over one attempt."""
-
-    __slots__ = ("_attempt", "_clock", "_loop", "_shard")
-
-    def __init__(
-        self, shard: dict[Timed, _Clock], attempt: Timed, clock: _Clock, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self._shard = shard
-        self._attempt = attempt
-        self._clock = clock
-        self._loop = loop
-
-    def begun(self) -> None:
-        """The first token is there."""
-        clock = self._clock
-        clock.begun = True
-        clock.due = self._loop.time() + clock.between_s
-
-    def drain(self) -> None:
-        """The stream has ended; what is left is the end of the engine's answer."""
-        clock = self._clock
-        clock.draining = True
-        clock.due = self._loop.time() + _DRAIN_S
-
-    def end(self) -> None:
-        self._shard.pop(self._attempt, None)
-
-
-def _overdue(attempt: Timed, clock: _Clock, now: float) -> EngineTimeout | None:
-    if clock.draining:
+def _overdue(attempt: Timed, watch: Running, now: float) -> EngineTimeout | None:
+    if watch.draining:
         return None
-    if now >= clock.total_due:
+    if now >= watch.total_due:
         return EngineTimeout("The answer took longer than the request may take.", code="total_timeout")
-    if clock.begun and (attempt.received != clock.seen or attempt.held_back):
-        clock.seen = attempt.received
-        clock.due = now + clock.between_s
-    if now < clock.due:
+    if watch.answers and (attempt.received != watch.seen or attempt.held_back):
+        watch.seen = attempt.received
+        watch.due = now + watch.between_s
+    if now < watch.due:
         return None
-    if clock.begun:
+    if watch.answers:
         return EngineTimeout("The engine stopped in the middle of its answer.", code="stall_timeout")
     return EngineTimeout("The engine did not begin to answer in time.", code=FIRST_TOKEN_TIMEOUT)

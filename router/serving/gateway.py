@@ -9,6 +9,8 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 
+import msgspec
+
 from router.core import Ask, Booking, DeliveredSource, Finish, Outcome, Placement, Prompt
 from router.errors import (
     ClientError,
@@ -43,26 +45,20 @@ Access = Callable[[Request], Listener]
 """Who notes a request: asked when it comes, so that it can look at the client, and told when it has ended."""
 
 
-class Passage:
-    """What has become of one request so far; at its end, its Outcome."""
+class Passage(msgspec.Struct, eq=False):
+    """What has become of one request so far; at its end, its Outcome. began: monotonic. started_at: wall clock."""
 
-    __slots__ = (
-        "access", "asked_model", "attempt", "attempts", "began", "booking", "call", "keep_alive", "prompt", "queue_s",
-        "started_at",
-    )  # fmt: skip
-
-    def __init__(self, access: Listener | None) -> None:
-        self.access = access
-        self.began = time.monotonic()
-        self.started_at = time.time()
-        self.asked_model = ""
-        self.call: Call | None = None
-        self.prompt: Prompt | None = None
-        self.booking: Booking | None = None
-        self.attempt: Attempt | None = None
-        self.keep_alive: KeepAlive | None = None
-        self.attempts = 0
-        self.queue_s = 0.0
+    access: Listener | None
+    began: float
+    started_at: float
+    asked_model: str = ""
+    call: Call | None = None
+    prompt: Prompt | None = None
+    booking: Booking | None = None
+    attempt: Attempt | None = None
+    keep_alive: KeepAlive | None = None
+    attempts: int = 0
+    queue_s: float = 0.0
 
     @property
     def age_s(self) -> float:
@@ -159,7 +155,8 @@ class Gateway:
 
         `path`: as engines know it.
         """
-        passage = Passage(None if self._access is None else self._access(request))
+        access = None if self._access is None else self._access(request)
+        passage = Passage(access, time.monotonic(), time.time())
         try:
             call = read_call(request, path, models=self._models, body_limit=self._body_limit, forwarded=self._forwarded)
             if not isinstance(call, Call):
@@ -171,8 +168,8 @@ class Gateway:
             if every_s is not None and call.stream:
                 loop = asyncio.get_running_loop()
                 passage.keep_alive = KeepAlive(reply, every_s, is_amid=passage.is_amid, loop=loop)
-            self.budget.request()
-            if self._quarantine and self._quarantine.holds(call.body):
+            self.budget.requests += 1
+            if self._quarantine.ended and self._quarantine.holds(call.body):
                 raise _deadly()
             if self._tools_order is not None and "tools" in call.fields:
                 self._tools_order.observe(call.named.model.name, call.fields["tools"])
@@ -200,7 +197,8 @@ class Gateway:
 
     def refuse(self, request: Request, reply: Reply, error: WarmrouteError) -> None:
         """Answer a request that did not come whole. It has an Outcome, as every other."""
-        self._fail(Passage(None if self._access is None else self._access(request)), reply, error)
+        access = None if self._access is None else self._access(request)
+        self._fail(Passage(access, time.monotonic(), time.time()), reply, error)
 
     def _of_arm(self, call: Call) -> Call:
         """The call as one for the model that a split chooses. Raises NoEngine while that has not joined."""
@@ -222,6 +220,7 @@ class Gateway:
         self, passage: Passage, call: Call, prompt: Prompt, reply: Reply, tries: Tries | None = None
     ) -> Answer:
         """Place and send. `tries`: those made before this one."""
+        limits, rule = call.limits, call.named.model.failover
         asked = time.monotonic()
         exclude = tries.failed if tries is not None else ()
         try:
@@ -238,8 +237,8 @@ class Gateway:
             booking,
             reply,
             on_first_token=self._progress,
-            first_byte_s=_first_byte_s(call, booking, tries),
-            age_s=passage.age_s if call.limits.total_s is not None else 0.0,
+            first_byte_s=limits.first_byte_s if rule.move_on_s is None else _first_byte_s(call, booking, tries),
+            age_s=passage.age_s if limits.total_s is not None else 0.0,
         )
         try:
             return await attempt
