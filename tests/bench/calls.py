@@ -32,7 +32,7 @@ from tests.bench.table import Row, report
 
 TAKES_S = 15
 CONNECTIONS = 64
-WARM, COUNTED, TIMED = 50, 20, 400  # requests of each connection
+WARM, COUNTED, TIMED = 50, 20, 150  # requests of each connection
 KB = {"plain": "1", "stream": "1", "turns": "128"}
 WINDOW_S = 0.05
 LEAST_COUNTED = 20  # requests of a window that tells

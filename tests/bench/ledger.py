@@ -89,7 +89,7 @@ def on_the_loop(folder: Path, count: int = 30_000) -> dict[str, float]:
     serials = [f"5f0c9d1a2b3c{n:08x}" for n in range(count)]
 
     def both(serial: str) -> None:
-        reply = Reply(_Responder(), b"", request_id=serial, upstream_id=b"")  # type: ignore[arg-type]
+        reply = Reply(_Responder(), b"", serial, b"", serial)  # type: ignore[arg-type]
         outcome = exchange.outcome(serial)
         began = time.perf_counter_ns()
         ledger.dispatched(
@@ -180,7 +180,7 @@ def fill(folder: Path, rows: int, first: int = 0) -> None:
     ledger, exchange = Ledger(spool), Exchange()
     for n in range(first, first + rows):
         serial = f"5f0c9d1a2b3c{n:08x}"
-        reply = Reply(_Responder(), b"", request_id=serial, upstream_id=b"")  # type: ignore[arg-type]
+        reply = Reply(_Responder(), b"", serial, b"", serial)  # type: ignore[arg-type]
         ledger.dispatched(
             exchange.call, exchange.prompt, exchange.booking, reply, started_at=1.8e9, asked_model="", attempts=1,
             queue_s=0.001,

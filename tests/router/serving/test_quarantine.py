@@ -12,9 +12,9 @@ class Clock:
 
 def test_the_second_engine_is_one_too_many() -> None:
     quarantine = Quarantine(clock=Clock())
-    assert not quarantine
+    assert not quarantine.ended
     assert not quarantine.note(b"deadly", "a")
-    assert quarantine
+    assert quarantine.ended
     assert not quarantine.holds(b"deadly"), "the first may have died of something else"
     assert quarantine.note(b"deadly", "b")
     assert quarantine.holds(b"deadly")
@@ -30,7 +30,7 @@ def test_it_is_kept_for_a_time() -> None:
     assert quarantine.holds(b"deadly")
     clock.now = KEPT_S
     assert not quarantine.holds(b"deadly")
-    assert not quarantine, "and then forgotten"
+    assert not quarantine.ended, "and then forgotten"
 
 
 def test_it_does_not_grow() -> None:
@@ -40,7 +40,7 @@ def test_it_does_not_grow() -> None:
         quarantine.note(b"%d" % number, f"a{number}")
         quarantine.note(b"often", f"b{number}")
         clock.now += 1.0
-    assert len(quarantine._ended) <= KEPT
+    assert len(quarantine.ended) <= KEPT
     assert len(quarantine._fallen) <= 2 * FALLEN_S
     assert quarantine.holds(b"often")
 
