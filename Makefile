@@ -43,7 +43,7 @@ fix: $(VENV)/.dev       ## formats and mends what can be mended
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.dev     ## speed of every hot step, each beside its baseline (about 7 minutes)
+bench: $(VENV)/.dev     ## speed of every hot step, each beside its baseline (about 10 minutes)
 	$(BIN)/python -m tests.bench $(ARGS)
 
 bench-policies: $(VENV)/.dev ## all policies on recorded and made workloads, ARGS="--traces FOLDER": what kv_aware promises (about 45 minutes)
@@ -52,8 +52,9 @@ bench-policies: $(VENV)/.dev ## all policies on recorded and made workloads, ARG
 fuzz: $(VENV)/.fuzz     ## a million inputs against our parsers, looking for new lines; findings in .fuzz/findings (about 15 minutes)
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
-test-real: $(VENV)/.dev ## real vLLM and SGLang servers on this CPU, ENGINES=folder with start_vllm.sh and start_sglang.sh (about 25 minutes)
+test-real: $(VENV)/.dev ## real vLLM and SGLang servers on this CPU, ENGINES=folder with start_vllm.sh and start_sglang.sh (about 30 minutes)
 	$(BIN)/python -m tests.real --engines $(ENGINES) $(ARGS)
+	$(BIN)/python -m tests.real.isolation --engines $(ENGINES)
 
 lock:                   ## writes the lock files anew from pyproject.toml (needs uv)
 	uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --extra build pyproject.toml -o requirements.lock

@@ -9,16 +9,18 @@ What signals do to it is in `life.py`, what a new configuration changes in `relo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import ipaddress
 import logging
 import multiprocessing
 import os
 import random
+import resource
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
@@ -31,17 +33,21 @@ import uvloop
 
 from router import __version__, life, plugins
 from router.admin import serve as admin_process
-from router.admin.serve import AdminServer
+from router.admin.account_relay import ROUTES as ACCOUNT_ROUTES
+from router.admin.account_relay import AccountRelay
+from router.admin.serve import AdminServer, AdminSettings
 from router.config import Auth, Config, Listen, ListenTls, PolicyChoice, WaitingRoom
 from router.config.listen import asks_for_certificates, is_loopback
 from router.core import Instance, Outcome, Placement, Policy
-from router.errors import ConfigError, Conflict, WarmrouteError
+from router.errors import ConfigError, Conflict, StoreUnavailable, WarmrouteError
 from router.http.client import Pool
 from router.http.messages import Limits, PoolLimits, Request
 from router.http.proxies import TrustedProxies
 from router.http.server import Server, serve
+from router.isolation import IsolationView
 from router.life import Signals
 from router.live import LiveView, feed_counts, room_figures
+from router.prover import Prover
 from router.reload import compare
 from router.roster import Changes, Roster, load_adapters
 from router.routing import persist
@@ -49,6 +55,7 @@ from router.routing.bookings import Bookings
 from router.routing.brain import Brain, Placed
 from router.routing.feed import Feed
 from router.routing.fleet import Fleet
+from router.routing.footprint import Footprints
 from router.routing.index import BlockIndex
 from router.routing.recent import RecentDispatches
 from router.routing.room_rule import RoomRule
@@ -57,15 +64,26 @@ from router.routing.shadow import Shadows
 from router.routing.trace_log import TraceLog
 from router.routing.waiting_room import RoomLimits
 from router.serving.callers import Callers
+from router.serving.counting import billed_counts
 from router.serving.edge import Edge
 from router.serving.engines import Engines
 from router.serving.gateway import Gateway, Listener
 from router.serving.identity import Identity, IdentityHeader
+from router.serving.isolation.fields import FieldRules
+from router.serving.isolation.salts import Salts
+from router.serving.isolation.shadow import IsolationShadow
+from router.serving.ledger.keeping import FOLDER, Bookkeeping, open_spool
+from router.serving.ledger.ledger import EngineThere, Ledger
+from router.serving.ledger.writer import WriterSettings
+from router.serving.limits.limiter import Limiter
+from router.serving.limits.opening import open_limits
 from router.serving.models import Models
+from router.serving.pricing import Prices
 from router.serving.proxy import Proxy
 from router.serving.tools_order import ToolsOrder
-from router.state import deployment_secret, open_store, pepper
+from router.state import audit_secret, deployment_secret, isolation_secret, open_store, pepper, store_url
 from router.store.database import Database
+from router.store.isolation import ProofStore
 from router.store.pseudonyms import pseudonym
 from router.telemetry import Telemetry, log_access
 from router.tls import ServerContext, ServerTls
@@ -97,6 +115,7 @@ class Running:
     url: str
     admin_url: str | None
     live: LiveView
+    store: Database
     _server: Server
 
     def __init__(
@@ -114,6 +133,7 @@ class Running:
         self._reloading = asyncio.Lock()
         self._clock = time.monotonic
         self._hurried = False  # to the end
+        self._in_processes = admin == "process"
         self._admin: AdminMode = admin if config.admin.enabled else "off"
         self._drain_s = drain_s
         self._door = door
@@ -137,28 +157,37 @@ class Running:
         dice = self._dice = random.Random()
         state = config.make_state_dir()
         secret, key_pepper = deployment_secret(state), pepper(config, state)
-        store = await open_store(config, state)
+        store = self.store = await open_store(config, state)
         self._at_end(store.aclose)
-        identity = await self._identify(store, key_pepper)
+        salts = Salts(isolation_secret(config, state), config.isolation.version)
+        identity = await self._identify(key_pepper, salts)
+        prices = await self._keep_prices() if identity is not None else None
+        books = self._keep_books(state, prices, lambda: engines_there(fleet))
         executor = ThreadPoolExecutor(1, "tokenize")
         self._at_end(lambda: executor.shutdown(wait=False, cancel_futures=True))
 
         # What is known, and how it chooses
-        fleet, bookings = Fleet(), Bookings[Placed](first_id=dice.getrandbits(40))
+        fleet = Fleet(unverified=config.isolation.unverified)
+        bookings = Bookings[Placed](first_id=dice.getrandbits(40))
         index = BlockIndex(secret, max_bytes=int(config.index.max_bytes), clock=clock)
         sent = SentIndex(index, clock=clock)
         recent = RecentDispatches(clock=clock)
         tools_order, trace_log = ToolsOrder(), TraceLog()
+        footprints = Footprints(most=config.isolation.cold_share)
+        shadow = IsolationShadow(call_at=_timer(clock), clock=clock)
         telemetry = Telemetry(
             fleet=lambda: fleet.rows(clock()),
             feed=lambda: feed_counts(feed, index),
             reordered_tools=lambda: tools_order.counts,
             room=lambda: room_figures(brain.room, clock()),
             shadows=lambda: {} if self._shadows is None else self._shadows.figures(),
+            isolation=lambda: isolation.figures(),
             connections=lambda: engines.connections(),
+            limits=lambda: {} if limiter is None else limiter.figures(),
             refused=lambda: self._server.refused,
             callers=dict if identity is None else identity.figures,
             strangers=dict if identity is None else lambda: identity.refused,
+            ledger=dict if books is None else books.figures,
         )
         self._policies, by_model = load_policies(config, dice)
         self._shadows = open_shadows(config.policy, _timer(clock), clock)
@@ -173,6 +202,7 @@ class Running:
             model_policies=by_model,
             ttft_slo_ms=ttft_slo_ms(config.policy),
             shadows=self._shadows,
+            footprints=footprints,
             decided=telemetry.decided,
             ended=trace_log.note,
             clock=clock,
@@ -213,7 +243,23 @@ class Running:
             models=models,
             secret=secret,
             executor=executor,
+            shadow=shadow,
         )
+        prover = Prover(
+            fleet=fleet,
+            index=index,
+            engines=engines,
+            adapters=adapters,
+            secret=secret,
+            wanted=lambda: identity is not None and identity.mode == "keys",
+            store=ProofStore(store),
+            open_engines=config.isolation.open_engines == "note",
+            clock=clock,
+        )
+        isolation = IsolationView(
+            lambda: self._config.isolation, fleet=fleet, prover=prover, footprints=footprints, shadow=shadow
+        )
+        limiter = None if prices is None else await self._open_limits(prices)
         placement = brain if self._door is None else await self._stack.enter_async_context(self._door(brain))
         gateway = self._gateway = Gateway(
             models,
@@ -225,8 +271,11 @@ class Running:
             access=access_log(proxies) if config.listen.access_log else None,
             forward_headers=config.listen.forward_headers,
             tools_order=tools_order,
+            ledger=None if books is None else books.ledger,
+            field_rules=FieldRules(safe=config.isolation.safe_fields, media_hosts=config.isolation.media_hosts),
             retry_share=config.failover.share,
             on_fault=telemetry.fault,
+            limiter=limiter,
             dice=dice,
             pseudonym=partial(pseudonym, key_pepper),
         )
@@ -240,6 +289,8 @@ class Running:
             clock=clock,
             reload=self.reload,
             identity=identity,
+            limits=dict if limiter is None else limiter.state,
+            isolation=isolation.report,
         )
         self._edge = Edge(
             gateway,
@@ -254,24 +305,29 @@ class Running:
         self._at_end(feed.stop)
         await roster.start()
         self._at_end(roster.stop)
+        prover.start()
+        self._at_end(prover.stop)
         self._save = partial(_save, index_file, index, secret, feed)
         self._every(config.index.save_every_s, self._save, at_end=True)
         self._stack.push_async_callback(self._spawned(telemetry.sample_lag()))
+        if books is not None:
+            books.start()
+            self._at_end(books.stop)  # after the last request, whose listening ends before
         await self._listen(self._edge, proxies)
         await self._serve_admin()
         gc.collect()
         gc.freeze()  # what was built at the start is not looked at again by every collection
 
-    async def _identify(self, store: Database, key_pepper: bytes) -> Identity | None:
+    async def _identify(self, key_pepper: bytes, salts: Salts) -> Identity | None:
         """None: nobody is asked who they are."""
         config = self._config
         auth, listen = config.auth, config.listen
         if auth.mode == "open":
             return None
         callers = Callers(
-            store,
+            self.store,
             pepper=key_pepper,
-            salt_of=lambda domain: None,  # until salts are made: nothing keeps caches apart
+            salt_of=salts.of,
             refresh_s=auth.refresh_s,
             stale_s=auth.stale_s,
         )
@@ -284,6 +340,37 @@ class Running:
         await identity.refresh()
         self._every(auth.refresh_s, identity.refresh, at_end=False)
         return identity
+
+    async def _keep_prices(self) -> Prices:
+        prices = Prices()
+        read = partial(_read_prices, prices, self.store)
+        await read()
+        self._every(self._config.auth.refresh_s, read, at_end=False)
+        return prices
+
+    def _keep_books(
+        self, state: Path, prices: Prices | None, engines: Callable[[], Iterable[EngineThere]]
+    ) -> Bookkeeping | None:
+        """None: nothing is kept of what requests cost."""
+        config, settings = self._config, self._config.ledger
+        if not settings.enabled:
+            return None
+        spool = open_spool(state, int(config.store.spool_max_bytes))
+        needed = prices if settings.on_missing_price == "refuse" else None
+        return Bookkeeping(
+            Ledger(spool, prices=needed),
+            spool,
+            WriterSettings(
+                folder=state / FOLDER,
+                unknown_cached=settings.unknown_cached,
+                currency=settings.currency,
+                retention_days=config.store.retention_days,
+            ),
+            store_url(config, state),
+            engines=engines,
+            in_process=self._in_processes,
+            fsync_s=settings.fsync_s,
+        )
 
     # --- while it runs
 
@@ -403,7 +490,7 @@ class Running:
         self.admin_url = None
         admin = self._config.admin
         if self._admin == "inline":
-            server = AdminServer(self.live, host=admin.host, port=admin.port, tls=_server_tls(admin.tls))
+            server = AdminServer(self.live, admin_settings(self._config))
             port = await server.start()
             self._at_end(server.stop)
         elif self._admin == "process":
@@ -411,6 +498,10 @@ class Running:
         else:
             return
         self.admin_url = f"{_scheme(admin.tls)}://{_host(admin.host)}:{port}"
+        if admin.tls is None:  # else who asks must know its certificate, and may have to show one
+            accounts = AccountRelay(f"http://{_host(_reached(admin.host))}:{port}")
+            self._at_end(accounts.aclose)
+            self._edge.offer_accounts(accounts, ACCOUNT_ROUTES)
 
     async def _start_admin_process(self) -> int:
         """The admin API in a process of its own, which asks this one over a socket that only we can open."""
@@ -425,7 +516,7 @@ class Running:
         admin = self._config.admin
         process = context.Process(
             target=admin_process.run,
-            args=(str(path), admin.host, admin.port, there, _server_tls(admin.tls)),
+            args=(str(path), admin_settings(self._config), there),
             daemon=True,
         )
         process.start()
@@ -441,6 +532,21 @@ class Running:
         return answer
 
     # --- pieces
+
+    async def _open_limits(self, prices: Prices) -> Limiter:
+        redis, auth = self._config.redis, self._config.auth
+        limits = open_limits(
+            self.store,
+            price_of=prices.now,
+            counts=billed_counts,
+            redis_url=None if redis.url is None else redis.url.get_secret_value(),
+            redis_timeout_s=redis.timeout_s,
+            refresh_s=auth.refresh_s,
+        )
+        try:
+            return await self._stack.enter_async_context(limits)
+        except ValueError as error:
+            raise ConfigError(["redis.url: must be redis://[:PASSWORD@]HOST:PORT[/DB] or rediss://…"]) from error
 
     def _pool(self, instance: Instance) -> Pool:
         limits = PoolLimits(connect_s=self._config.timeouts.connect_s)
@@ -535,6 +641,23 @@ def identity_header(auth: Auth) -> IdentityHeader | None:
     return IdentityHeader(auth.header.name.encode(), peers)
 
 
+def admin_settings(config: Config) -> AdminSettings:
+    admin, folder = config.admin, config.make_state_dir()
+    auth = admin.auth
+    return AdminSettings(
+        host=admin.host,
+        port=admin.port,
+        tls=_server_tls(admin.tls),
+        database_url=store_url(config, folder),
+        pepper=pepper(config, folder),
+        audit_secret=audit_secret(config, folder),
+        bootstrap_key=None if auth.bootstrap_key is None else auth.bootstrap_key.get_secret_value(),
+        open=is_loopback(admin.host) or asks_for_certificates(admin.tls),
+        metrics_open=auth.metrics_open,
+        oidc=None if auth.oidc is None else auth.oidc.model_dump(),
+    )
+
+
 def room_settings(settings: WaitingRoom) -> tuple[RoomRule, RoomLimits]:
     return (
         RoomRule(free_tokens=settings.free_tokens, head_start_max_s=settings.head_start_max_s),
@@ -561,6 +684,20 @@ def access_log(proxies: TrustedProxies) -> Callable[[Request], Callable[[Outcome
     return lambda request: partial(log_access, client=proxies.client(request))
 
 
+def engines_there(fleet: Fleet) -> Iterator[EngineThere]:
+    """As the ledger notes them."""
+    for instance in fleet.instances():
+        ranks = fleet.ranks(instance.id)
+        yield EngineThere(instance.id, instance.price_per_hour, len(ranks), sum(rank.capacity_tokens for rank in ranks))
+
+
+async def _read_prices(prices: Prices, store: Database) -> None:
+    try:
+        await prices.refresh(store)
+    except StoreUnavailable:
+        pass  # those that are known go on
+
+
 async def _save(path: Path, index: BlockIndex, secret: bytes, feed: Feed) -> None:
     try:
         await persist.save(path, index, secret=secret, position=feed.position)
@@ -580,8 +717,16 @@ def run(config: Config, *, read_again: ReadAgain | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     config.prepare_process()
+    _allow_open_files()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     uvloop.run(_run(config, read_again))
+
+
+def _allow_open_files() -> None:
+    """As many as the system lets us have: a stream takes two, and the 1,024 of most shells are soon used up."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _run(config: Config, read_again: ReadAgain | None) -> None:
@@ -600,6 +745,11 @@ def _server_tls(tls: ListenTls | None) -> ServerTls | None:
 
 def _scheme(tls: ListenTls | None) -> str:
     return "http" if tls is None else "https"
+
+
+def _reached(host: str) -> str:
+    """Where this machine reaches what listens there."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def _host(host: str) -> str:

@@ -226,6 +226,14 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     steers: bool = False  # may set the fields that steer an engine
     labels: Mapping[str, str] = {}  # of the engines it must be placed on
 
+    @property
+    def isolated(self) -> bool:
+        """Its cache is to be kept apart from everybody else's. Not so for those who share one by choice."""
+        return self.salt is not None and self.domain != SHARED
+
+
+SHARED = "shared"
+"""The domain of those who share their caches with each other, by explicit choice."""
 
 OPEN = Caller()
 
@@ -273,6 +281,8 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     exclude: tuple[str, ...] = ()  # instance ids that must not be taken again
     policy: str | None = None
     body_bytes: int = 0  # what the relay keeps of it while it waits
+    labels: Mapping[str, str] = {}  # of the engines it must be placed on
+    isolated_on: str = ""  # its route, if the engine must keep its cache apart there
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
@@ -386,6 +396,7 @@ class Booking(msgspec.Struct, frozen=True, gc=False):
     alone: bool  # nobody else of ours was on that rank
     policy: str
     attempts_left: tuple[str, ...] = ()  # further instances that can serve it
+    rates: Rates = Rates()  # how long that rank takes, as learned
 
 
 Finish = Literal["complete", "client_gone", "upstream_failed"]
@@ -393,11 +404,23 @@ DeliveredSource = Literal["usage", "events", "counters", "none"]
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """What the engine says it did. `cached_tokens` None: it does not say."""
+    """What the engine says it did.
+
+    Input and output are all of it. The other counts are parts of them that do not overlap and are never more than the
+    whole: `serving/usage.py` makes them so. `cached_tokens` None: it does not say.
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0
-    cached_tokens: int | None = None
+    cached_tokens: int | None = None  # of the input, read from the cache
+    cache_write_5m_tokens: int = 0  # of the input, written to the cache for five minutes
+    cache_write_1h_tokens: int = 0
+    cache_write_tokens: int = 0  # for another time, or an untold one
+    media_input_tokens: int = 0  # of the input, sound and pictures
+    reasoning_tokens: int = 0  # of the output
+    media_output_tokens: int = 0
+    doubtful: bool = False  # the parts were more than the whole, and have been cut
+    raw: str = ""  # the engine's own JSON, where it says more than the first three
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
@@ -429,10 +452,14 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     events: int = 0  # stream events the client was sent: what stands for output tokens where there is no usage
     retry_after_s: float | None = None  # when the engine said it may be asked again
     asked_model: str = ""  # the name the client gave, if that is a split and `model` the arm that was chosen
-    resumed: int = 0  # engines that went on with its stream where one had broken off
+    resumed: int = 0  # engines that went on with its stream where one had broken off; `usage` is of the whole answer
     caller: Caller = OPEN
     tags: tuple[str, ...] = ()  # as the client named them
     end_user: str = ""  # a pseudonym
+    serial: str = ""  # a name of ours, unique where a client may choose `request_id`
+    route: str = ""  # as engines know it; "": none was met
+    events_after_usage: int = 0  # of `events`, those that came after the last usage
+    billable: bool = True  # False: work for an engine's CPU alone
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -509,6 +536,10 @@ class Live(Protocol):
         """The metrics page in Prometheus text format."""
         ...
 
+    async def isolation(self) -> dict[str, Any]:
+        """How caches are kept apart: engines with how and when that was seen, domains with what they hold and lose."""
+        ...
+
     async def trace(self, position: int) -> tuple[list[bytes], int | None]:
         """Requests served lately, packed (`routing/trace_log.py`), and the position to go on from; None: no more.
 
@@ -549,6 +580,17 @@ class Adapter(Protocol):
 
     async def tokenize(self, instance: Instance, path: str, body: Mapping[str, Any]) -> list[int]:
         """The engine's own token ids for a chat or completion body."""
+        ...
+
+    async def probe(self, instance: Instance, tokens: list[int], salt: str, rank: int | None) -> int | None:
+        """Computes a prompt under a cache salt: how many of its tokens were cached. None: the engine does not say."""
+        ...
+
+    async def request_fields(self, instance: Instance) -> Mapping[str, Sequence[frozenset[str]]]:
+        """Path → the top-level fields of each form its requests may have, as the engine describes itself.
+
+        Empty: it does not.
+        """
         ...
 
     def upstream(self, instance: Instance, rank: int | None) -> Upstream:

@@ -15,6 +15,7 @@
     │   ├── BodyTooLarge                413
     │   ├── UnsupportedEncoding         415
     │   ├── UnknownInstance             404 on the admin API
+    │   ├── UnknownObject               404 on the admin API: no tenant, project, key … of this id
     │   ├── Conflict                    409 on the admin API: not as things stand
     │   └── ClientGone                  499, never sent
     ├── ShuttingDown                  503 the gateway itself goes: nobody is at fault
@@ -38,7 +39,8 @@ from collections.abc import Sequence
 
 
 class WarmrouteError(Exception):
-    """status: HTTP status; type and code: the OpenAI error object's fields."""
+    """status: HTTP status; type and code: the OpenAI error object's fields. final: clients must not try again by
+    themselves, although the status is one after which their SDKs do."""
 
     status = 500
     type = "internal_error"
@@ -52,6 +54,7 @@ class WarmrouteError(Exception):
         code: str | None = None,
         detail: str = "",
         retry_after_s: float | None = None,
+        final: bool = False,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -60,6 +63,7 @@ class WarmrouteError(Exception):
             self.code = code
         self.detail = detail
         self.retry_after_s = retry_after_s
+        self.final = final
 
 
 class ConfigError(WarmrouteError):
@@ -141,6 +145,11 @@ class ClientGone(ClientError):
 class UnknownInstance(ClientError):
     status = 404
     code = "instance_not_found"
+
+
+class UnknownObject(ClientError):
+    status = 404
+    code = "not_found"
 
 
 class Conflict(ClientError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -38,8 +38,10 @@ class LiveView:
         clock: Callable[[], float],
         reload: Callable[[], Awaitable[dict[str, Any]]],
         identity: Identity | None = None,
+        limits: Callable[[], Mapping[str, str]] = dict,
+        isolation: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        """`identity`: None where nobody is asked who they are."""
+        """`identity`: None where nobody is asked who they are. `limits`: how they are counted now."""
         self.draining = False
         self._fleet = fleet
         self._brain = brain
@@ -50,6 +52,8 @@ class LiveView:
         self._clock = clock
         self._reload = reload
         self._identity = identity
+        self._limits = limits
+        self._isolation = isolation
 
     async def fleet(self) -> list[dict[str, Any]]:
         waiting = [
@@ -67,7 +71,9 @@ class LiveView:
             raise BadRequest("The request body is empty.", code="invalid_json")
         call = Call(path, body, headers={}, models=self._models, caller=self._caller(tenant))
         if call.api.reads_prompt:
-            prompt = await call.named.model.prompts.prepare(path, call.fields, salt=call.salt, lora=call.named.lora)
+            prompt = await call.named.model.prompts.prepare(
+                path, call.fields, domain=call.caller.domain, salt=call.salt, lora=call.named.lora
+            )
         else:
             prompt = call.api.unread_prompt(call.fields, len(body))
         ask = call.ask("explain", prompt)
@@ -100,6 +106,7 @@ class LiveView:
             "auth": auth,
             "models": models,
             "pending": dict(self._roster.pending),
+            **({"limits": dict(limits)} if (limits := self._limits()) else {}),
         }
 
     # --- engines, and the configuration
@@ -156,6 +163,9 @@ class LiveView:
 
     async def metrics(self) -> bytes:
         return await self._telemetry.page()
+
+    async def isolation(self) -> dict[str, Any]:
+        return self._isolation()
 
     async def trace(self, position: int) -> tuple[list[bytes], int | None]:
         return self._trace_log.read(position)

@@ -46,12 +46,29 @@ def pepper(config: Config, state_dir: Path) -> bytes:
     return kept_secret(state_dir, "pepper") if configured is None else configured.get_secret_value().encode()
 
 
+def audit_secret(config: Config, state_dir: Path) -> bytes:
+    """What the audit log is chained with."""
+    configured = config.admin.auth.audit_secret
+    return kept_secret(state_dir, "audit") if configured is None else configured.get_secret_value().encode()
+
+
+def store_url(config: Config, state_dir: Path) -> str:
+    """Of the database; it may hold a password."""
+    return migrate.store_url(_configured_url(config), state_dir)
+
+
+def isolation_secret(config: Config, state_dir: Path) -> bytes:
+    """What cache salts are made of."""
+    configured = config.isolation.secret
+    return kept_secret(state_dir, "isolation") if configured is None else configured.get_secret_value().encode()
+
+
 async def open_store(config: Config, state_dir: Path) -> Database:
     """The database, made if it is the default one. Raises ConfigError for one that must be upgraded first.
 
     One that cannot be reached now is opened all the same: the gateway comes up, and answers when the database does.
     """
-    url = None if config.store.url is None else config.store.url.get_secret_value()
+    url = _configured_url(config)
     try:
         return await migrate.open_store(url, state_dir)
     except ValueError as error:
@@ -61,3 +78,7 @@ async def open_store(config: Config, state_dir: Path) -> Database:
             raise ConfigError([f"state_dir: the database in {str(state_dir)!r} cannot be opened"]) from error
         log.error("the database cannot be reached")
         return open_database(url)
+
+
+def _configured_url(config: Config) -> str | None:
+    return None if config.store.url is None else config.store.url.get_secret_value()

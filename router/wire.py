@@ -394,6 +394,7 @@ def live_methods(live: Live) -> Service:
         "live.reload": (live.reload, ()),
         "live.requests": (live.requests, (str | None,)),
         "live.metrics": (live.metrics, ()),
+        "live.isolation": (live.isolation, ()),
         "live.trace": (live.trace, (int,)),
     }
     return lambda: Session(methods)
@@ -434,6 +435,9 @@ class RemoteLive:
 
     async def metrics(self) -> bytes:
         return bytes(await self._client.call("live.metrics"))
+
+    async def isolation(self) -> dict[str, Any]:
+        return dict(await self._client.call("live.isolation"))
 
     async def trace(self, position: int) -> tuple[list[bytes], int | None]:
         rows, following = await self._client.call("live.trace", position)

@@ -159,6 +159,11 @@ def upgrade() -> None:
         sa.Column("currency", sa.String(length=3), nullable=False),
         sa.Column("cost", sa.BigInteger(), nullable=False),
         sa.Column("idle", sa.BigInteger(), nullable=False),
+        sa.Column("seen_from", sa.Double(), nullable=False),
+        sa.Column("seen_to", sa.Double(), nullable=False),
+        sa.Column("ranks", sa.SmallInteger(), nullable=False),
+        sa.Column("capacity_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("per_hour", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("hour", "instance", name=op.f("pk_instance_hours")),
     )
     op.create_table(
@@ -201,6 +206,7 @@ def upgrade() -> None:
         "requests",
         sa.Column("day", sa.Integer(), nullable=False),
         sa.Column("id", sa.String(length=128), nullable=False),
+        sa.Column("shown_id", sa.String(length=128), nullable=True),
         sa.Column("at", sa.Double(), nullable=False),
         sa.Column("tenant", sa.String(length=40), nullable=False),
         sa.Column("project", sa.String(length=40), nullable=False),

@@ -132,8 +132,6 @@ class Config(Section):
                 notes.append(
                     f"listen.host {self.listen.host} is not loopback: while there are no tenants, nobody is served"
                 )
-        if self.admin.enabled and not (is_loopback(self.admin.host) or asks_for_certificates(self.admin.tls)):
-            notes.append(f"admin.host {self.admin.host} is not loopback, and the admin API has no login")
         free = [engine.id or engine.address for engine in self.engines if engine.price_per_hour is None]
         if self.policy.weights.get("price") and free:
             notes.append(f"policy.weights.price is set, and engines without price_per_hour are free: {', '.join(free)}")

@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 from pydantic import ByteSize, Field, SecretStr
 
 from router.config.section import Section
-from router.config.values import MIB, HeaderOfIdentity, LongSecret, Network, Seconds, Size, Text
+from router.config.values import MIB, DatabaseUrl, HeaderOfIdentity, LongSecret, Network, Seconds, Size, Text
 
 
 class Store(Section):
     """The database: tenants, keys, limits, prices, the ledger."""
 
-    url: SecretStr | None = None
+    url: DatabaseUrl | None = None
     """postgresql://USER:PASSWORD@HOST:PORT/NAME, or sqlite:///PATH. By default SQLite in state_dir, which serves one
     gateway; several need PostgreSQL. Its tables are made and changed by `warmroute db upgrade`, never at a start; only
     the default SQLite file is made by itself."""
@@ -74,8 +74,20 @@ class Isolation(Section):
     """Enters each salt: raised, all caches begin anew, under the same secret."""
     unverified: Literal["refuse", "dedicated", "allow"] = "refuse"
     """What becomes of engines that have not been seen to honour salts. refuse: isolated tenants get none of them.
-    dedicated: only where its labels give such an engine to one tenant alone. allow: as if they did; the
+    dedicated: only where its labels give such an engine to one tenant alone (tenant: NAME). allow: as if they did; the
     isolation report tells."""
+    open_engines: Literal["note", "refuse"] = "note"
+    """Engines that answer without a key can be reached past the gateway by whoever reaches their port. note: report
+    and doctor say so. refuse: they count as not verified."""
+    safe_fields: tuple[Text, ...] = ()
+    """Request fields that you have reviewed: keys may set them, though the catalogue does not know them or refuses
+    them."""
+    media_hosts: tuple[Text, ...] = ()
+    """Hosts from which keys may have engines fetch images, video and audio. By default none: media come as data: URLs,
+    since an engine would fetch from inside your network."""
+    cold_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """A domain that fills more than this share of a model's KV memory has flushed others' caches: its cold prompts are
+    then placed on this share of the engines only. By default on all."""
 
 
 class Oidc(Section):
@@ -90,15 +102,21 @@ class Oidc(Section):
     algorithms: tuple[Literal["RS256", "PS256", "ES256", "EdDSA"], ...] = ("RS256", "ES256")
     """Others are refused, whatever a token says."""
     scope_claim: Text = "scope"
-    """Which claim holds the scopes, as a list or separated by blanks: admin:read, admin:write …"""
+    """Which claim holds the scopes, as a list or separated by blanks: tenants:read, keys:write …, or *."""
+    tenant_claim: Text | None = None
+    """Which claim holds the id of the one tenant whose things the token may see; a token without it is refused then.
+    By default tokens are for all tenants."""
 
 
 class AdminAuth(Section):
     """Who may use port 4001, besides /healthz, /readyz and /metrics."""
 
-    bootstrap_key: SecretStr | None = None
+    bootstrap_key: LongSecret | None = None
     """An administrator's key from the configuration, to make the first ones with: at least 32 characters. Without it
     and without admin keys port 4001 is open on loopback and closed beyond."""
+    audit_secret: LongSecret | None = None
+    """What the audit log is chained with, at least 32 characters; several gateways need the same. By default made at
+    the first start and kept in state_dir."""
     metrics_open: bool = True
     """false: /metrics asks for a key too."""
     oidc: Oidc | None = None
@@ -108,8 +126,15 @@ class AdminAuth(Section):
 class Ledger(Section):
     """What a request cost."""
 
+    enabled: bool = True
+    """false: no request leaves a row, and there are no reports."""
     unknown_cached: Literal["full_price", "predicted"] = "full_price"
     """How a prompt is billed whose engine does not say what it had cached. full_price: as if nothing. predicted: by
     what the index predicted. Either way the row says that it is not known."""
     on_missing_price: Literal["allow", "refuse"] = "allow"
     """refuse: a model without a price is not served to keys."""
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"
+    """Of engines[].price_per_hour."""
+    fsync_s: Seconds | None = None
+    """How often what waits in state_dir is brought to the disk itself. By default the system does that, within some
+    30 s: a killed gateway loses nothing, a machine without power what came since."""

@@ -93,7 +93,7 @@ class Admin(Section):
     """Metrics, readiness, explain and the live view."""
 
     host: Text = "127.0.0.1"
-    """Address to listen on. There is no login: keep it on loopback or inside the cluster."""
+    """Address to listen on. Beyond loopback it asks for an admin key (auth)."""
     port: Port = 4001
     """TCP port; 0 takes a free one."""
     tls: ListenTls | None = None

@@ -128,14 +128,22 @@ class Attempt:
         self._otherwise: _Otherwise | None = None
 
     def translate(
-        self, translation: Translation, send: Callable[[Translation], None], prompt_tokens: int, *, lacks: set[str]
+        self,
+        translation: Translation,
+        send: Callable[[Translation], None],
+        prompt_tokens: int,
+        *,
+        lacks: set[str],
+        at_once: bool = False,
     ) -> None:
         """The engine may not have the route; if it is one of those it `lacks`, it is not even asked. Before it begins.
+
+        `at_once`: it is not asked in any case.
 
         `send` is called again, once, if the engine says so itself.
         """
         self._otherwise = _Otherwise(translation, send, prompt_tokens, lacks)
-        if self._call.path in lacks:
+        if at_once or self._call.path in lacks:
             self.translation = translation
 
     def __await__(self) -> Generator[Attempt, None, Answer]:
@@ -154,6 +162,10 @@ class Attempt:
     @property
     def events(self) -> int:
         return 0 if self._relay is None else self._relay.events
+
+    @property
+    def events_after_usage(self) -> int:
+        return 0 if self._relay is None else self._relay.events_after_usage
 
     @property
     def held_back(self) -> bool:

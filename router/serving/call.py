@@ -20,6 +20,7 @@ from router.serving.apis import APIS, CHAT, FORMS
 from router.serving.deadlines import TimeLimits
 from router.serving.encoding import decode_body
 from router.serving.form import Form, read_form
+from router.serving.isolation.salts import WITHOUT_PREFIX, salt_within
 from router.serving.labels import END_USER_FIELDS, END_USER_HEADERS, TAG_HEADERS, end_user_in, end_user_of, tags_of
 from router.serving.models import Models, Named
 from router.serving.resume import Transcript, continued, continued_body, may_be_resumed
@@ -65,6 +66,7 @@ class Call:
     fields     what a parser makes of it
     form       if it is one, and no JSON
     transcript of its answer's stream, where another engine might have to go on with it
+    salt       what keeps its blocks apart from the same text of others, for the engine and for our index
     forwarded  the client's headers that its engine gets: `forward`, unless Connection says that they are for us alone
     end_user   as the client names it
     """
@@ -98,7 +100,7 @@ class Call:
         self.transcript: Transcript | None = None
         self.wants_usage = False
         self.choices = 1
-        self.salt: str | None = None
+        self.salt = caller.salt
         self.session: str | None = None
         self.tags: tuple[str, ...] = ()
         self.end_user = ""
@@ -121,10 +123,13 @@ class Call:
         self.api.check(fields)
         self.wants_usage = _wants_usage(fields.get("stream_options"))
         self.choices = self.api.choices(fields)
-        self.salt = _salt(
-            fields.get("cache_salt"),
-            value_of(self.body, "extra_key", present=fields) if fields.get("extra_key") else None,
-        )
+        if self.caller.salt is None:
+            self.salt = _clients_salt(
+                fields.get("cache_salt"),
+                value_of(self.body, "extra_key", present=fields) if fields.get("extra_key") else None,
+            )
+        elif fields.get("cache_salt"):
+            self.salt = salt_within(self.caller.salt, fields["cache_salt"])
         self.session = self.api.session(fields)
         self.end_user = end_user_in(fields)
 
@@ -186,7 +191,7 @@ class Call:
             caller.tenant,
             caller.domain,
             lora,
-            self.session,
+            self.session if self.session is None or not caller.domain else f"{caller.domain}\0{self.session}",
             "",  # request_class
             caller.priority,
             self.stream,
@@ -195,16 +200,18 @@ class Call:
             exclude,
             None,  # policy
             len(self.body),
+            caller.labels,
+            self.path if caller.isolated and self.path not in WITHOUT_PREFIX else "",
         )
 
-    def upstream_body(self, served: str, rank_fields: Mapping[str, bytes]) -> bytes:
+    def upstream_body(self, served: str, owned_fields: Mapping[str, bytes]) -> bytes:
         """The body for an engine that knows the model as `served`: the client's bytes with the fields we own.
 
         A form has room for none of these but the model.
         """
         if self.form is not None:
             return self.form.naming(served, self.body)
-        owned = dict(rank_fields)
+        owned = dict(owned_fields)
         if self.fields.get("model") != served:
             owned["model"] = orjson.dumps(served)
         if self.stream and not self.wants_usage and self.api.asks_for_usage:
@@ -314,8 +321,8 @@ def _wants_usage(options: object) -> bool:
     return not isinstance(options, dict) or options.get("include_usage") not in (None, False)
 
 
-def _salt(salt: object, extra: bytes | None) -> str | None:
-    """What keeps this prompt's blocks apart from the same text of others.
+def _clients_salt(salt: object, extra: bytes | None) -> str | None:
+    """Of a caller of no domain.
 
     SGLang's `extra_key` separates its cache too, but its events don't show it: such a prompt gets a root that no event
     has, so that public blocks earn it no credit. `extra`: as the client wrote it, since it may be any JSON value.

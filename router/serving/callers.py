@@ -261,6 +261,9 @@ class Callers:
                 for key in keys:
                     roll.take_key(key, now)
             roll.revision = snapshot.revision
+            if after is None:  # what asks for changes is compiled now, and not amid requests
+                _ = [row async for row in snapshot.tenants(roll.revision)]
+                _ = [row async for row in snapshot.keys(roll.revision)]
         self._roll = roll
         self.had_tenants = bool(self.had_tenants or roll.tenants)
         if roll.left_out:

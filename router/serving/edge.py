@@ -30,11 +30,13 @@ from router.serving.apis import APIS, OPENAI, ROUTES, Api
 from router.serving.apis.responses import NOT_STORED
 from router.serving.gateway import Gateway
 from router.serving.models import Models
-from router.serving.reply import Reply, Responder
+from router.serving.reply import Reply, Responder, content_lines
 from router.serving.run import Run
 
 Identify = Callable[[Request], Caller]
 """Who asks (`serving/identity.py`). Raises Unauthenticated and StoreUnavailable."""
+Account = Callable[[Request], Awaitable[tuple[int, bytes, bytes]]]
+"""Answers for accounts, elsewhere: status, content type, body."""
 Readiness = Callable[[], Awaitable[Mapping[str, Any]]]
 """`core.Live.readiness`: {"ready": bool, …per model}."""
 
@@ -50,7 +52,9 @@ _SHUTDOWN_RETRY_S = 1.0
 _ENDED_AT_ONCE = 20
 _EXPOSED = (
     b"x-request-id, request-id, retry-after, x-warmroute-attempts, "
-    b"x-warmroute-predicted-tokens, x-warmroute-cached-tokens, x-warmroute-instance"
+    b"x-warmroute-predicted-tokens, x-warmroute-cached-tokens, x-warmroute-instance, x-should-retry, "
+    b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
+    b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 )
 _TOLD_TO_ALL = ("ready", "draining")
 _PREFLIGHT: tuple[Header, ...] = (
@@ -92,6 +96,11 @@ class Edge:
             self._routes[path] = ("POST", partial(self._complete, upstream, APIS[upstream]))
         for prefix in ("/v1", ""):
             self._routes[prefix + "/models"] = ("GET", self._list_models)
+
+    def offer_accounts(self, account: Account, routes: Mapping[str, str]) -> None:
+        """`routes`: path -> method."""
+        for path, method in routes.items():
+            self._routes[path] = (method, partial(self._relay_account, account))
 
     @property
     def running(self) -> int:
@@ -152,7 +161,7 @@ class Edge:
 
     def _reply(self, headers: Headers, responder: Responder) -> Reply:
         """An id that a client brings is the one it will ask about, so it is kept if it is sane; engines get our own."""
-        request_id = next(self._ids)
+        request_id = serial = next(self._ids)
         shown = upstream_id = request_id.encode()
         theirs = headers.get(b"x-request-id")
         if theirs is not None and _SANE_ID(theirs):
@@ -160,7 +169,7 @@ class Edge:
         lines = b"\r\nx-request-id: " + shown
         if self._origins and (origin := headers.get(b"origin")) is not None:
             lines += header_lines(self._cors(origin))
-        return Reply(responder, lines, request_id=request_id, upstream_id=upstream_id)
+        return Reply(responder, lines, request_id=request_id, upstream_id=upstream_id, serial=serial)
 
     def _cors(self, origin: bytes) -> tuple[Header, ...]:
         vary = (b"vary", b"origin")
@@ -183,6 +192,17 @@ class Edge:
 
     def _caller(self, request: Request) -> Caller:
         return OPEN if self._identify is None else self._identify(request)
+
+    def _relay_account(self, account: Account, request: Request, reply: Reply) -> None:
+        self._run(self._say_account(account, request, reply), reply)
+
+    async def _say_account(self, account: Account, request: Request, reply: Reply) -> None:
+        try:
+            status, content_type, body = await asyncio.ensure_future(account(request))
+        except WarmrouteError as error:
+            reply.fail(error)
+        else:
+            reply.whole(status, content_lines(content_type), body)
 
     def _list_models(self, request: Request, reply: Reply) -> None:
         reply.json(self._models.listing(self._caller(request).models))

@@ -8,6 +8,7 @@ import random
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from router.core import OPEN, Ask, Booking, Caller, DeliveredSource, Finish, Outcome, Placement, Prompt
 from router.errors import ClientError, EngineTimeout, WarmrouteError
@@ -15,7 +16,11 @@ from router.http.messages import Request, header_lines
 from router.serving.attempt import Answer, Attempt
 from router.serving.call import TRACE_HEADERS, Call, read_call
 from router.serving.failover import TOTAL_TIMEOUT, Fault, RetryBudget, Tries
+from router.serving.isolation.fields import FieldRules
 from router.serving.keep_alive import KeepAlive
+from router.serving.ledger.ledger import Ledger
+from router.serving.limits.holds import Hold
+from router.serving.limits.limiter import Limiter
 from router.serving.models import Models
 from router.serving.openai_errors import class_of
 from router.serving.proxy import Proxy
@@ -40,7 +45,8 @@ class Passage:
     """What has become of one request so far; at its end, its Outcome."""
 
     __slots__ = (
-        "access", "answered", "asked_model", "attempt", "attempts", "began", "booking", "call", "caller", "keep_alive",
+        "access", "answered", "asked_model", "attempt", "attempts", "began", "booking", "call", "caller", "hold",
+        "keep_alive",
         "prompt", "queue_s", "started_at",
     )  # fmt: skip
 
@@ -55,6 +61,7 @@ class Passage:
         self.booking: Booking | None = None
         self.answered: Booking | None = None  # the place of a stream that broke off, and nobody goes on with
         self.attempt: Attempt | None = None
+        self.hold: Hold | None = None
         self.keep_alive: KeepAlive | None = None
         self.attempts = 0
         self.queue_s = 0.0
@@ -105,6 +112,10 @@ class Passage:
             self.caller,
             call.tags if call is not None else (),
             call.end_user if call is not None else "",
+            reply.serial,
+            call.path if call is not None else "",
+            attempt.events_after_usage if attempt is not None else 0,
+            call.api.is_billed if call is not None else False,
         )
 
 
@@ -131,25 +142,32 @@ class Gateway:
         access: Access | None = None,
         forward_headers: Sequence[str] = (),
         tools_order: ToolsOrder | None = None,
+        ledger: Ledger | None = None,
+        field_rules: FieldRules | None = None,
         retry_share: float = 0.1,
         on_fault: Callable[[str, str], None] = lambda model, fault: None,
+        limiter: Limiter | None = None,
         dice: random.Random | None = None,
         pseudonym: Pseudonym = lambda tenant, end_user: "",
     ) -> None:
-        """`retry_share`: of the requests, so many attempts may be made again. `on_fault`: told of a model whose engine
-        failed before its first byte, and how (`failover.py`)."""
+        """`ledger`: keeps what every request cost. `retry_share`: of the requests, so many attempts may be made again.
+        `on_fault`: told of a model whose engine failed before its first byte, and how (`failover.py`). `limiter`: None:
+        there are no limits."""
         self._models = models
         self._tools_order = tools_order
+        self._field_rules = field_rules or FieldRules()
         self._place: Callable[[Ask], Booking | Awaitable[Booking]] = getattr(placement, "place_now", placement.place)
         self._progress = placement.progress
         self._release = placement.release
         self._proxy = proxy
-        self._listeners = tuple(listeners)
+        self._ledger = ledger
+        self._listeners = tuple(listeners) if ledger is None else (ledger.ended, *listeners)
         self._body_limit = body_limit
         self._receipts = receipts
         self._access = access
         self._forwarded = TRACE_HEADERS.union(name.encode() for name in forward_headers)
         self.budget = RetryBudget(retry_share)
+        self._limiter = limiter
         self._quarantine = Quarantine()
         self._pseudonym = pseudonym
         self._recovery = Recovery(
@@ -163,6 +181,8 @@ class Gateway:
         """
         passage = Passage(None if self._access is None else self._access(request), caller)
         try:
+            if self._limiter is not None and (decided := self._admit(self._limiter, passage)) is not None:
+                await decided
             call = read_call(
                 request,
                 path,
@@ -174,19 +194,14 @@ class Gateway:
             if not isinstance(call, Call):
                 call = await asyncio.ensure_future(call)
             call = self._receive(call, passage)
-            every_s = call.named.model.keep_alive_comments_s
-            if every_s is not None and call.stream:
-                loop = asyncio.get_running_loop()
-                passage.keep_alive = KeepAlive(reply, every_s, is_amid=passage.is_amid, loop=loop)
-            self.budget.request()
-            if self._quarantine and self._quarantine.holds(call.body):
-                raise deadly()
-            if self._tools_order is not None and "tools" in call.fields:
-                self._tools_order.observe(call.named.model.name, call.fields["tools"])
+            self._look_at(passage, call, reply)
             prompt = self._prompt_of(call)
             if not isinstance(prompt, Prompt):
                 prompt = await asyncio.ensure_future(_or_unread(prompt, call))
             passage.prompt = prompt
+            if passage.hold is not None and (decided := self._reserve(passage.hold, call, prompt)) is not None:
+                await decided
+            self._show_limits(passage, reply)
             try:
                 answer = await self.attempt(passage, call, prompt, reply)
             except WarmrouteError as error:
@@ -220,6 +235,45 @@ class Gateway:
         passage.call = call
         return call
 
+    def _look_at(self, passage: Passage, call: Call, reply: Reply) -> None:
+        """What is seen without its prompt. Raises what a request is refused for, whatever its engines."""
+        every_s = call.named.model.keep_alive_comments_s
+        if every_s is not None and call.stream:
+            loop = asyncio.get_running_loop()
+            passage.keep_alive = KeepAlive(reply, every_s, is_amid=passage.is_amid, loop=loop)
+        self.budget.request()
+        if self._ledger is not None:
+            self._ledger.admit(call)
+        caller = call.caller
+        if caller.domain:
+            self._field_rules.check(call.fields, call.form, caller)
+        if self._quarantine and self._quarantine.holds(call.body, caller.domain):
+            raise deadly()
+        if self._tools_order is not None and "tools" in call.fields:
+            self._tools_order.observe(call.named.model.name, call.fields["tools"])
+
+    # -- limits
+
+    def _admit(self, limiter: Limiter, passage: Passage) -> Awaitable[None] | None:
+        hold = passage.hold = limiter.hold(passage.caller)
+        return None if hold is None else limiter.admit(hold)
+
+    def _reserve(self, hold: Hold, call: Call, prompt: Prompt) -> Awaitable[None] | None:
+        assert self._limiter is not None, "it has made the hold"
+        model = call.named.model
+        return self._limiter.reserve(
+            hold,
+            model.name,
+            prompt.tokens,
+            output_limit=call.api.output_limit(call.fields),
+            choices=call.choices,
+            model_tokens=model.max_model_tokens,
+        )
+
+    def _show_limits(self, passage: Passage, reply: Reply) -> None:
+        if passage.hold is not None and self._limiter is not None:
+            reply.lines += self._limiter.lines(passage.hold, reply.api.limit_lines)
+
     async def read_prompt(self, call: Call) -> Prompt:
         prompt = self._prompt_of(call)
         return prompt if isinstance(prompt, Prompt) else await asyncio.ensure_future(_or_unread(prompt, call))
@@ -230,7 +284,9 @@ class Gateway:
         prompts, lora = call.named.model.prompts, call.named.lora
         prepare = getattr(prompts, "prepare_now", prompts.prepare)
         try:
-            prompt: Prompt | Awaitable[Prompt] = prepare(call.path, call.fields, salt=call.salt, lora=lora)
+            prompt: Prompt | Awaitable[Prompt] = prepare(
+                call.path, call.fields, domain=call.caller.domain, salt=call.salt, lora=lora
+            )
         except Exception as unexpected:
             return _unread(call, unexpected)
         return prompt
@@ -249,6 +305,17 @@ class Gateway:
             passage.queue_s += time.monotonic() - asked
         passage.booking = booking
         passage.attempts += 1
+        if self._ledger is not None:
+            self._ledger.dispatched(
+                call,
+                prompt,
+                booking,
+                reply,
+                started_at=passage.started_at,
+                asked_model=passage.asked_model,
+                attempts=passage.attempts,
+                queue_s=passage.queue_s,
+            )
         reply.receipt = self._receipt(booking, passage.attempts)
         attempt = passage.attempt = self._proxy.begin(
             call,
@@ -272,6 +339,7 @@ class Gateway:
 
     def _fail(self, passage: Passage, reply: Reply, error: WarmrouteError) -> None:
         attempt = passage.attempt
+        self._show_limits(passage, reply)
         self._end(passage, self._failure(passage, reply, error, final=True))
         if not reply.started:
             reply.fail(error)
@@ -287,6 +355,8 @@ class Gateway:
             passage.call.named.model.prompts.observe(passage.prompt, outcome.usage.input_tokens)
         self._release_place(passage, outcome)
         listeners = self._listeners if passage.access is None else (*self._listeners, passage.access)
+        if passage.hold is not None and self._limiter is not None:
+            listeners = (*listeners, partial(self._limiter.settle, passage.hold))
         for listener in listeners:
             try:
                 listener(outcome)

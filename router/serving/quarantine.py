@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from math import inf
 
-from xxhash import xxh3_128_digest
+from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 KEPT = 1_024
 KEPT_S = 600.0
@@ -16,7 +16,10 @@ FALLEN_S = 60.0  # an engine that died so short a time ago did not die of what i
 
 
 class Quarantine:
-    """Bodies by their hash: clients send what failed again, byte for byte. False while nothing is kept."""
+    """Bodies by their hash: clients send what failed again, byte for byte. False while nothing is kept.
+
+    domain: of isolation; what one has sent is not told to another.
+    """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -26,9 +29,9 @@ class Quarantine:
     def __bool__(self) -> bool:
         return bool(self._ended)
 
-    def note(self, body: bytes, instance: str) -> bool:
+    def note(self, body: bytes, instance: str, domain: str = "") -> bool:
         """An engine that was sent this is dead. Whether that makes it one too many."""
-        now, key = self._clock(), xxh3_128_digest(body)
+        now, key = self._clock(), _key(body, domain)
         if now - self._fallen.get(instance, -inf) < FALLEN_S:
             return False
         self._fallen = {name: at for name, at in self._fallen.items() if now - at < FALLEN_S}
@@ -40,8 +43,8 @@ class Quarantine:
             self._ended.popitem(last=False)
         return engines >= DEADLY
 
-    def holds(self, body: bytes) -> bool:
-        return self._engines(xxh3_128_digest(body)) >= DEADLY
+    def holds(self, body: bytes, domain: str = "") -> bool:
+        return self._engines(_key(body, domain)) >= DEADLY
 
     def _engines(self, key: bytes) -> int:
         engines, until = self._ended.get(key, (0, 0.0))
@@ -49,3 +52,7 @@ class Quarantine:
             del self._ended[key]
             return 0
         return engines
+
+
+def _key(body: bytes, domain: str) -> bytes:
+    return xxh3_128_digest(body, xxh3_64_intdigest(domain.encode()))

@@ -112,7 +112,7 @@ class Recovery:
             fault = await self._fault(call, booking.instance, error) if booking and not reply.started else None
             if fault is None or booking is None:
                 raise error
-            if fault is Fault.DIED and self._quarantine.note(call.body, booking.instance):
+            if fault is Fault.DIED and self._quarantine.note(call.body, booking.instance, call.caller.domain):
                 raise deadly()
             if not tries.again(fault, booking.instance, age_s=passage.age_s):
                 raise error
@@ -207,7 +207,7 @@ class Recovery:
         else:  # who was to go on did not begin to
             fault = await self._fault(call, instance, error)
             died = fault is Fault.DIED
-        return None if died and self._quarantine.note(call.body, instance) else fault
+        return None if died and self._quarantine.note(call.body, instance, call.caller.domain) else fault
 
     async def _going_on(self, passage: Passage, call: Call, broken: Attempt) -> tuple[Call, Prompt] | None:
         """What the next engine is asked, and a prompt to place that by: what others may hold of it is the old one."""

@@ -50,18 +50,24 @@ class Reply:
     lines        what goes with every answer
     receipt      what goes with one that was placed
     request_id   what the client may know this request by
+    serial       the same, or a name of ours where the client chose that one
     upstream_id  what engines know it by: ours from its first byte, so that no client can take another's
     status       what the client was told, 0 for nothing yet
     api          whose shape errors have
     waiting      a stream is open in which there are comments only: what comes of it is as open as before
     """
 
-    __slots__ = ("api", "lines", "receipt", "request_id", "responder", "status", "upstream_id", "waiting", "write")
+    __slots__ = (
+        "api", "lines", "receipt", "request_id", "responder", "serial", "status", "upstream_id", "waiting", "write",
+    )  # fmt: skip
 
-    def __init__(self, responder: Responder, lines: bytes, *, request_id: str, upstream_id: bytes) -> None:
+    def __init__(
+        self, responder: Responder, lines: bytes, *, request_id: str, upstream_id: bytes, serial: str = ""
+    ) -> None:
         self.responder = responder
         self.lines = lines
         self.request_id = request_id
+        self.serial = serial or request_id
         self.upstream_id = upstream_id
         self.receipt = b""
         self.status = 0
@@ -115,6 +121,8 @@ class Reply:
             self.lines += b"\r\nwww-authenticate: Bearer"
         if error.retry_after_s is not None:
             self.lines += b"\r\nretry-after: %d" % ceil(error.retry_after_s)
+        if error.final:
+            self.lines += b"\r\nx-should-retry: false"
         self.whole(self.api.status(error), JSON, self.api.render(error, self.request_id))
 
     def break_off(self, error: WarmrouteError | None, *, inside: bool = False, events: int = 0) -> None:

@@ -224,7 +224,7 @@ class ResumedRelay(NotedRelay):
             says_something = any([_goes_on(choice) for choice in choices])
             if chunk.get("usage"):
                 chunk["usage"] = self._transcript.whole_usage(chunk["usage"])
-                self.usage = read_usage(chunk["usage"]) or self.usage
+                self.take_usage(read_usage(chunk["usage"]))
         except (AttributeError, KeyError, TypeError):
             self.error = {"message": "it goes on with something else than text", "code": 502}
             return b""

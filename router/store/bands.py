@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from itertools import pairwise
 
 BANDS = (1_024, 4_096, 16_384, 65_536, 262_144)
 """The longest prompt of each band, in tokens; one band more is for what is longer."""
@@ -18,9 +19,10 @@ def band(prompt_tokens: int) -> int:
     return bisect_left(BANDS, prompt_tokens)
 
 
-def band_name(band: int) -> str:
-    """E.g. "1k-4k", ">256k"."""
-    names = [f"{tokens // 1024}k" for tokens in BANDS]
-    if band == 0:
-        return f"≤{names[0]}"
-    return f">{names[-1]}" if band == len(BANDS) else f"{names[band - 1]}-{names[band]}"
+def _names() -> tuple[str, ...]:
+    ends = [f"{tokens // 1024}k" for tokens in BANDS]
+    return (f"≤{ends[0]}", *(f"{low}-{high}" for low, high in pairwise(ends)), f">{ends[-1]}")
+
+
+BAND_NAMES = _names()
+"""≤1k, 1k-4k … >256k"""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Table, delete, func, select, text
+from sqlalchemy import ColumnElement, Table, delete, func, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -43,7 +43,7 @@ async def add_to_rollups(connection: AsyncConnection, rows: Iterable[Row]) -> No
         by_day.add((row["day"], *where), sums)
         for tag in row["tags"]:
             by_tag.add((row["day"], row["tenant"], tag, currency), sums)
-    await _lock(connection, shared=True)
+    await lock(connection, shared=True)
     for table, found in ((hourly, by_hour), (daily, by_day), (daily_tags, by_tag)):
         if found:
             await connection.execute(_upsert(table, connection.dialect.name), found.rows(table))
@@ -52,19 +52,22 @@ async def add_to_rollups(connection: AsyncConnection, rows: Iterable[Row]) -> No
 async def rebuild(connection: AsyncConnection, day: int) -> None:
     """Makes the sums of a day (since 1970-01-01 UTC) anew from its rows.
 
-    Own costs are 0 afterwards: allocate the hours of the day again. Raises RowsAreGone, and changes nothing, where
+    Own costs are 0 afterwards: allocate those of its hours again. Raises RowsAreGone, and changes nothing, where
     retention has taken rows that the sums still have.
     """
-    await _lock(connection, shared=False)
+    await lock(connection, shared=False)
     summed = await connection.scalar(select(func.sum(daily.c.requests)).where(daily.c.day == day))
     there = await connection.scalar(select(func.count()).select_from(requests).where(requests.c.day == day))
     if (summed or 0) > (there or 0):
         raise RowsAreGone(f"rows of day {day} are gone: its sums cannot be made anew")
-    hours = hourly.c.hour.between(day * DAY_HOURS, (day + 1) * DAY_HOURS - 1)
-    for table, of_day in ((hourly, hours), (daily, daily.c.day == day), (daily_tags, daily_tags.c.day == day)):
+    for table, of_day in ((hourly, _hours(day)), (daily, daily.c.day == day), (daily_tags, daily_tags.c.day == day)):
         await connection.execute(delete(table).where(of_day))
         columns = [*_keys(table), *SUMS]
         await connection.execute(table.insert().from_select(columns, sums_of_day(table, day, connection.dialect.name)))
+
+
+def _hours(day: int) -> ColumnElement[bool]:
+    return hourly.c.hour.between(day * DAY_HOURS, (day + 1) * DAY_HOURS - 1)
 
 
 def _sums_of(row: Row) -> list[Any]:
@@ -96,7 +99,7 @@ def _upsert(table: Table, dialect: str) -> Any:
     )
 
 
-async def _lock(connection: AsyncConnection, *, shared: bool) -> None:
+async def lock(connection: AsyncConnection, *, shared: bool) -> None:
     if connection.dialect.name == "postgresql":
         function = "pg_advisory_xact_lock_shared" if shared else "pg_advisory_xact_lock"
         await connection.execute(text(f"SELECT {function}(:lock)"), {"lock": _LOCK})

@@ -189,7 +189,8 @@ requests = Table(
     "requests",
     metadata,
     Column("day", Integer, primary_key=True),  # days since 1970-01-01 UTC
-    Column("id", String(128), primary_key=True),
+    Column("id", String(128), primary_key=True),  # ours, unique
+    Column("shown_id", String(128)),  # the id that the client brought; None: it was told ours
     Column("at", Double, nullable=False),
     *_who_and_what(),
     Column("end_user", String(64)),  # a pseudonym: HMAC of what the client said
@@ -278,6 +279,13 @@ instance_hours = Table(  # allocated + idle = cost
     Column("currency", String(3), nullable=False),
     Column("cost", Money, nullable=False),
     Column("idle", Money, nullable=False),
+    Column(
+        "seen_from", Double, nullable=False, default=0.0
+    ),  # that it was there in this hour, the first time and the last
+    Column("seen_to", Double, nullable=False, default=0.0),
+    Column("ranks", SmallInteger, nullable=False, default=1),
+    Column("capacity_tokens", BigInteger, nullable=False, default=0),  # of its KV cache; 0: unknown
+    Column("per_hour", Money),  # by the configuration of a gateway
 )
 
 # ---------------------------------------------------------------------------------------------------------------------

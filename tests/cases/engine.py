@@ -29,6 +29,13 @@ _COMPLETIONS = (
     *("/v1/chat/completions", "/v1/completions", "/inference/v1/generate", "/v1/embeddings", "/v1/responses"),
     *("/v1/messages", "/v1/messages/count_tokens", "/v1/audio/transcriptions", "/v1/audio/speech"),
 )
+SALTED = tuple(path for path in _COMPLETIONS if not path.startswith("/v1/audio/"))
+"""Where it takes a cache_salt."""
+
+
+def _described(salted: bool) -> dict[str, Any]:
+    schema = {"properties": {"model": {}, **({"cache_salt": {}} if salted else {})}}
+    return {"post": {"requestBody": {"content": {"application/json": {"schema": schema}}}}}
 
 
 class Exchange:
@@ -112,8 +119,9 @@ async def answer_ok(exchange: Exchange) -> None:
 class Engine:
     """`ports`: its event publishers, one a rank as a rule; none: it publishes nothing, and has one rank.
 
-    `seen` holds the completion requests that came, in order. `started_at`, `asleep` and `capacity_tokens` show in its
-    metrics and may be changed while it runs. With `tls` it speaks https.
+    `seen` holds the completion requests that came, in order, `heard` all requests, as bytes. `started_at`, `asleep` and
+    `capacity_tokens` show in its metrics and may be changed while it runs. With `tls` it speaks https. `salted`: where
+    it takes a cache_salt.
     """
 
     def __init__(
@@ -126,12 +134,16 @@ class Engine:
         ranks: int | None = None,
         capacity_tokens: int = 1 << 20,
         tls: ssl.SSLContext | None = None,
+        salted: Sequence[str] = SALTED,
     ) -> None:
         self.name = name
+        self.salted = salted
+        self._probed: set[tuple[object, ...]] = set()
         self.script = script
         self.ports = [EventPort()] if ports is None else list(ports)
         self.seen: list[Exchange] = []
         self.asked: list[str] = []  # every path but those
+        self.heard: list[bytes] = []
         self.started_at = 1_700_000_000.25
         self.asleep = False
         self.block_size = block_size
@@ -173,7 +185,10 @@ class Engine:
         head = (await reader.readuntil(b"\r\n\r\n"))[:-4]
         exchange = Exchange(head, b"", reader, writer)
         exchange.body = await reader.readexactly(int(exchange.headers.get("content-length", 0)))
-        if exchange.path in _COMPLETIONS:
+        self.heard.append(head + b"\r\n\r\n" + exchange.body)
+        if exchange.path == "/v1/completions" and "x-request-id" not in exchange.headers:
+            await self._probe(exchange)
+        elif exchange.path in _COMPLETIONS:
             self.seen.append(exchange)
             await self.script(exchange)
         else:
@@ -195,8 +210,20 @@ class Engine:
                 await exchange.answer({str(port.rank): port.config() for port in self.ports})
             case "/tokenize":
                 await self._tokenize(exchange)
+            case "/openapi.json":
+                await exchange.answer({"paths": {path: _described(path in self.salted) for path in _COMPLETIONS}})
             case _:
                 await exchange.answer({"detail": "Not Found"}, status=404)
+
+    async def _probe(self, exchange: Exchange) -> None:
+        """The gateway asks for itself whether salts are honoured. They are where completions are `salted`."""
+        body = exchange.json
+        asked = (body["cache_salt"] if exchange.path in self.salted else None, *body["prompt"])
+        cached = len(body["prompt"]) - 1 if asked in self._probed else 0
+        self._probed.add(asked)
+        await exchange.answer(
+            whole_answer({"prompt_tokens": len(body["prompt"]), "prompt_tokens_details": {"cached_tokens": cached}})
+        )
 
     async def _tokenize(self, exchange: Exchange) -> None:
         try:

@@ -22,7 +22,11 @@ class Wrong(EngineSide):
     model = "main"
 
     def event(self, **fields: Any) -> bytes:
-        return b"data: " + json.dumps({"id": "x", "model": self.model, **fields}).encode() + b"\n\n"
+        return (
+            b"data: "
+            + json.dumps({"id": "x", "object": "chat.completion.chunk", "model": self.model, **fields}).encode()
+            + b"\n\n"
+        )
 
     def token(self, number: int) -> bytes:
         text = WORDS[number] if number == 0 else f" {WORDS[number]}"

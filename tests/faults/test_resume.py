@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import openai
 import pytest
 
 from adapters.openai import OpenAIAdapter
@@ -136,6 +137,19 @@ async def test_s08_with_resume_the_stream_is_whole_and_one(deployment: Deploymen
     assert await deployment.is_well()
     page = (await deployment.running.live.metrics()).decode()
     assert 'warmroute_resumed_streams_total{finish="complete",model="main"} 1.0' in page
+
+
+async def test_the_official_client_sees_one_answer(deployment: Deployment) -> None:
+    await Fleet(cuts).start(deployment)
+    async with openai.AsyncOpenAI(base_url=f"{deployment.running.url}/v1", api_key="-", max_retries=0) as client:
+        asked: dict[str, Any] = {"model": "main", "messages": [{"role": "user", "content": "sixty words"}]}
+        async with client.chat.completions.stream(**asked, stream_options={"include_usage": True}) as stream:
+            whole = await stream.get_final_completion()
+    assert whole.choices[0].message.content == WHOLE
+    assert whole.choices[0].message.role == "assistant"
+    assert whole.choices[0].finish_reason == "stop"
+    assert whole.usage is not None
+    assert whole.usage.total_tokens == PROMPT_TOKENS + 2 * 40 + 20
 
 
 async def test_a_completion_needs_no_engine_that_knows_how(deployment: Deployment) -> None:
@@ -288,7 +302,7 @@ async def test_a_prompt_that_ends_engines_amid_answers_gets_no_third(deployment:
         await call.chunk(part(call, start))
         await asyncio.sleep(0.02)
         port = call.writer.get_extra_info("sockname")[1]
-        await next(engine for engine in engines if engine.port == port).die()
+        await next(engine for engine in engines if engine.url.endswith(f":{port}")).die()
         call.reset()
 
     fleet.then = dies

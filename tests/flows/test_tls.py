@@ -11,7 +11,7 @@ import pytest
 from openai import APIConnectionError, AsyncOpenAI, DefaultAsyncHttpxClient
 
 from router import tls
-from router.admin.serve import run
+from router.admin.serve import AdminSettings, run
 from router.cli.doctor import examine_all
 from router.tls import ServerTls
 from router.wire import WireServer, live_methods
@@ -96,7 +96,7 @@ async def test_the_admin_api_over_tls_in_a_process_of_its_own(
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     settings = ServerTls(**ca.issue("IP:127.0.0.1").files, client_ca=str(ca.cert))
-    process = context.Process(target=run, args=(str(tmp_path / "live"), "127.0.0.1", 0, there, settings))
+    process = context.Process(target=run, args=(str(tmp_path / "live"), AdminSettings("127.0.0.1", 0, settings), there))
     process.start()
     try:
         assert here.poll(20)

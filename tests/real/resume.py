@@ -16,7 +16,7 @@ import random
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import openai
@@ -87,11 +87,20 @@ async def undisturbed(engine: httpx.AsyncClient, body: dict[str, Any]) -> tuple[
     return choice["message"]["content"], answer["prompt_token_ids"], choice["token_ids"]
 
 
-async def streamed(client: openai.AsyncOpenAI, body: dict[str, Any], path: str) -> tuple[list[str], Any, int]:
-    """By the official client: pieces of text, usage, and how often another engine went on."""
+class Streamed(NamedTuple):
+    """before: the text of the engine that broke off; after: of the one that went on, if one did."""
+
+    before: str
+    after: str
+    usage: Any
+    resumed: int
+
+
+async def streamed(client: openai.AsyncOpenAI, body: dict[str, Any], path: str) -> Streamed:
+    """By the official client."""
     asked = {name: body[name] for name in ("model", "temperature", "max_tokens")}
     asked |= {"extra_body": {"ignore_eos": True}, "stream": True, "stream_options": {"include_usage": True}}
-    pieces, usage, resumed = [], None, 0
+    texts, usage, resumed = ["", ""], None, 0
     if path == "chat":
         asked["extra_body"] |= {"chat_template_kwargs": body["chat_template_kwargs"]}
         stream = await client.chat.completions.create(messages=body["messages"], **asked)
@@ -100,11 +109,12 @@ async def streamed(client: openai.AsyncOpenAI, body: dict[str, Any], path: str) 
     ids = set()
     async for chunk in stream:
         ids.add((chunk.id, chunk.created, chunk.model))
-        pieces += [(c.delta.content if path == "chat" else c.text) or "" for c in chunk.choices]
         usage = chunk.usage or usage
         resumed = max(resumed, ((chunk.model_extra or {}).get("warmroute") or {}).get("resumed", 0))
+        for choice in chunk.choices:
+            texts[resumed > 0] += (choice.delta.content if path == "chat" else choice.text) or ""
     assert len(ids) == 1, ids
-    return pieces, usage, resumed
+    return Streamed(*texts, usage, resumed)
 
 
 async def tokens_again(engine: httpx.AsyncClient, body: dict[str, Any], text: str) -> list[int]:
@@ -140,40 +150,34 @@ async def examine(engines: RealEngines, folder: Path, trials: int, seed: int) ->
             at = dice.randrange(2, TOKENS - 4)
             Wire.left = at
             try:
-                pieces, usage, resumed = await streamed(client, body, "chat")
+                said = await streamed(client, body, "chat")
             except openai.APIError as error:
                 figures["errors"] += 1
                 print(trial, at, type(error).__name__, error, flush=True)
                 continue
             finally:
                 Wire.left = None
-            said = "".join(pieces)
-            same = same_after(await tokens_again(direct, body, text_upto(pieces, at)), prompt_ids, ids)
-            figures["resumed"] += resumed == 1
+            usage, is_text = said.usage, said.before + said.after == text
+            same = same_after(await tokens_again(direct, body, said.before), prompt_ids, ids)
+            figures["resumed"] += said.resumed == 1
             figures["whole"] += usage is not None
             figures["same tokens"] += same
-            figures["same text"] += said == text
-            figures["same text of those"] += same and said == text
+            figures["same text"] += is_text
+            figures["same text of those"] += same and is_text
             figures["usage right"] += (
                 usage.prompt_tokens == len(prompt_ids)
                 and usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
                 and (not same or usage.completion_tokens == TOKENS)
             )
-            if same and said != text:
+            if same and not is_text:
                 print(trial, at, repr(said), repr(text), sep="\n", flush=True)
         Wire.left = 20
-        pieces, usage, resumed = await streamed(client, body_of(0, model), "completions")
-        figures["completion resumed"] = resumed
+        figures["completion resumed"] = (await streamed(client, body_of(0, model), "completions")).resumed
         figures["killed"] = await killed(engines, client, direct, model)
     finally:
         await asyncio.to_thread(gateway.stop)
         await direct.aclose()
     return figures
-
-
-def text_upto(pieces: list[str], events: int) -> str:
-    """What the client had when the wire was cut: the first event is the role's."""
-    return "".join(pieces[:events])
 
 
 def same_after(again: list[int], prompt: list[int], answer: list[int]) -> bool:
@@ -187,7 +191,7 @@ async def killed(engines: RealEngines, client: openai.AsyncOpenAI, direct: httpx
     engines.kill(1)
     ended = await asyncio.gather(*tasks, return_exceptions=True)
     errors = [str(one) for one in ended if isinstance(one, BaseException)]
-    resumed = sum(not isinstance(one, BaseException) and one[2] > 0 for one in ended)
+    resumed = sum(isinstance(one, Streamed) and one.resumed > 0 for one in ended)
     return f"{len(ended) - len(errors)} of {len(ended)} whole, {resumed} of them resumed {errors or ''}"
 
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from router.admin.api import create_app
-from router.admin.serve import AdminServer, run
+from router.admin.serve import AdminServer, AdminSettings, run
 from router.errors import BadRequest, Conflict, UnknownInstance
 from router.wire import WireServer, live_methods
 
@@ -30,6 +30,9 @@ class FakeLive:
 
     async def parity(self, model: str | None) -> list[dict[str, Any]]:
         return [{"model": model, "state": "EXACT"}]
+
+    async def isolation(self) -> dict[str, Any]:
+        return {"engines": [], "domains": {}}
 
     async def readiness(self) -> dict[str, Any]:
         return {"ready": self.ready, "models": {}}
@@ -134,8 +137,8 @@ async def test_a_reload_of_nonsense_is_400_with_every_mistake(
     ("method", "path", "status", "message"),
     [
         ("GET", "/admin/v1/requests/r-9", 404, "no receipt of 'r-9': only the last ones are kept"),
-        ("GET", "/admin/v1/requests?limit=0", 422, "limit: Input should be greater than or equal to 1"),
-        ("POST", "/admin/v1/explain?path=x", 422, "path: Input should be '/v1/chat/completions', "),
+        ("GET", "/admin/v1/requests?limit=0", 400, "limit: Input should be greater than or equal to 1"),
+        ("POST", "/admin/v1/explain?path=x", 400, "path: Input should be '/v1/chat/completions', "),
         ("POST", "/admin/v1/fleet", 405, "Method Not Allowed"),
         ("GET", "/admin/v1/nothing", 404, "Not Found"),
     ],
@@ -170,7 +173,7 @@ async def test_the_schema_says_what_is_answered(client: httpx.AsyncClient) -> No
 
 
 async def test_in_one_process() -> None:
-    server = AdminServer(FakeLive(), host="127.0.0.1", port=0)
+    server = AdminServer(FakeLive(), AdminSettings("127.0.0.1", 0))
     port = await server.start()
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         assert (await client.get("/metrics")).text == "warmroute_up 1\n"
@@ -182,7 +185,7 @@ async def test_in_a_process_of_its_own(tmp_path: Path) -> None:
     await wire.start(tmp_path / "live")
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=run, args=(str(tmp_path / "live"), "127.0.0.1", 0, there))
+    process = context.Process(target=run, args=(str(tmp_path / "live"), AdminSettings("127.0.0.1", 0), there))
     process.start()
     try:
         assert here.poll(20)

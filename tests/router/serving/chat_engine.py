@@ -61,9 +61,9 @@ def read(body: bytes) -> list[dict[str, Any]]:
     return events
 
 
-def chat_only(status: int, told: bytes, answers: list[bytes] | bytes) -> Any:
+def chat_only(status: int, told: bytes, answers: list[bytes] | bytes, *, path: str = "/v1/chat/completions") -> Any:
     async def engine(side: EngineSide) -> None:
-        if side.head.split()[1] != b"/v1/chat/completions":
+        if side.head.split()[1] != path.encode():
             await side.whole(told, status=status)
         elif isinstance(answers, bytes):
             await side.whole(answers)

@@ -241,6 +241,7 @@ class Stand:
             listeners=[self.outcomes.append],
             body_limit=body_limit,
             receipts=receipts,
+            limiter=edge.pop("limiter", None),
         )
         self.edge = Edge(self.gateway, self.models, readiness=edge.pop("readiness", self._ready), **edge)
         limits = Limits(write_buffer_bytes=4096, connections=connections)

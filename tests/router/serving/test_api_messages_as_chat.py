@@ -32,6 +32,7 @@ from tests.router.serving.stand import Stand
 PATH = "/v1/messages"
 BODY = {"model": "m-chat", "max_tokens": 16, "messages": [{"role": "user", "content": "hello"}]}
 STREAM = {**BODY, "stream": True}
+ADAPTERS = Path(__file__).parents[2] / "adapters" / "recordings"
 
 
 def message(events: list[dict[str, Any]]) -> dict[str, Any]:
@@ -396,3 +397,32 @@ def test_chunks_of_any_shape_are_translated_or_end_the_stream(make: Any, chunks:
         assert name == b"event: " + json.loads(data.removeprefix(b"data: "))["type"].encode()
     ends = (b"event: message_stop", b"event: response.completed", b"event: response.incomplete")
     assert relay.complete == any(end in passed for end in ends)
+
+
+# -- how many tokens
+
+
+COUNT = "/v1/messages/count_tokens"
+TOOLS = [{"name": "look", "input_schema": {"type": "object"}}]
+
+
+async def test_tokens_are_counted_by_way_of_tokenize(stand: Stand) -> None:
+    recorded = json.loads((ADAPTERS / "vllm-0.32.0" / "tokenize-chat-tools.json").read_text())
+    await stand.start(chat_only(*MISSING[0], json.dumps(recorded["json"]).encode(), path="/tokenize"))
+    asked = {"model": "m-chat", "system": "Be brief.", "messages": BODY["messages"], "tools": TOOLS}
+    for _ in range(2):
+        answer = await stand.ask(asked, path=COUNT)
+        assert (answer.status, answer.json) == (200, {"input_tokens": len(recorded["json"]["tokens"])})
+    paths = [side.head.split()[1] for side in stand.engine.seen]
+    assert paths == [COUNT.encode(), b"/tokenize", b"/tokenize"], "it is known by then"
+    sent = stand.engine.seen[1].json
+    assert sent["messages"] == [{"role": "system", "content": "Be brief."}, *BODY["messages"]]
+    assert (sent["model"], sent["add_generation_prompt"]) == ("served-name", True)
+    assert sent["tools"][0]["function"]["name"] == "look"
+
+
+@pytest.mark.parametrize("told", [b'{"tokens":[1]}', b'{"count":"3"}', b"[]"])
+async def test_what_is_no_count_is_not_told_as_one(stand: Stand, told: bytes) -> None:
+    await stand.start(chat_only(*MISSING[0], told, path="/tokenize"))
+    answer = await stand.ask({"model": "m-chat", "messages": BODY["messages"]}, path=COUNT)
+    assert (answer.status, answer.json["error"]["type"]) == (502, "api_error")

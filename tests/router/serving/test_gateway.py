@@ -356,7 +356,10 @@ async def test_every_field_of_ask_and_outcome_is_in_its_place(stand: Stand) -> N
         policy="kv_aware",
         alone=True,
         attempts=1,
+        serial=outcome.serial,
+        route="/v1/chat/completions",
     )
+    assert len(outcome.serial) == 20
     assert outcome.started_at > 1e9 > outcome.took_s > outcome.queue_s > 0
 
 

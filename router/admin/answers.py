@@ -1,0 +1,72 @@
+"""Errors of the admin API: OpenAI's error object, whatever went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from router.errors import WarmrouteError
+
+Documented = dict[int | str, dict[str, Any]]
+
+_ERROR = {
+    "type": "object",
+    "required": ["message", "type", "param", "code"],
+    "properties": {"message": {"type": "string"}, "type": {"type": "string"}, "param": {}, "code": {}},
+}
+ERROR_ANSWER = {
+    "application/json": {"schema": {"type": "object", "required": ["error"], "properties": {"error": _ERROR}}}
+}
+ANY_ERROR: Documented = {"default": {"description": "an error, as an OpenAI error object", "content": ERROR_ANSWER}}
+
+
+def render_errors(app: FastAPI) -> None:
+    app.exception_handler(WarmrouteError)(_render)
+    app.exception_handler(RequestValidationError)(_render_invalid)
+    app.exception_handler(StarletteHTTPException)(_render_http)
+
+
+async def _render(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, WarmrouteError)
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(ceil(error.retry_after_s))
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return error_answer(
+        error.status, error.message, type=error.type, param=error.param, code=error.code, headers=headers
+    )
+
+
+async def _render_invalid(_: Request, error: Exception) -> JSONResponse:
+    """A parameter that does not fit; the first one, if there are several."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    *_, name = first["loc"]
+    return error_answer(400, f"{name}: {first['msg']}", param=str(name), code="invalid_parameter")
+
+
+async def _render_http(_: Request, error: Exception) -> JSONResponse:
+    """What routing refuses, and `HTTPException`s."""
+    assert isinstance(error, StarletteHTTPException)
+    return error_answer(error.status_code, str(error.detail), headers=error.headers)
+
+
+def error_answer(
+    status: int,
+    message: str,
+    *,
+    type: str = "invalid_request_error",
+    param: str | None = None,
+    code: object = None,
+    headers: Mapping[str, str] | None = None,
+    beside: Mapping[str, object] | None = None,
+) -> JSONResponse:
+    fields = {"message": message, "type": type, "param": param, "code": code}
+    return JSONResponse({"error": fields, **(beside or {})}, status_code=status, headers=headers)
