@@ -15,6 +15,7 @@ from router.admin.audit import audit_router
 from router.admin.desk import Desk
 from router.admin.isolation import isolation_router
 from router.admin.live import health_router, live_router
+from router.admin.models import models_router
 from router.admin.own import own_router
 from router.admin.projects import projects_router
 from router.admin.reports import reports_router
@@ -48,6 +49,7 @@ def create_app(
     if live is not None:
         app.include_router(health_router(live, [] if metrics_open else [needs("fleet:read", all_tenants=True)]))
         app.include_router(live_router(live, needs), prefix=_PREFIX)
+        app.include_router(models_router(live, desk, needs), prefix=_PREFIX)
     if desk is not None:
         app.include_router(_accounts(desk, needs), prefix=_PREFIX)
         app.include_router(litellm_router(desk, needs, live))
