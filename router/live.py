@@ -46,8 +46,9 @@ class LiveView:
         limits: Callable[[], Mapping[str, str]] = dict,
         isolation: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        """`config`: the one in force. `compare`: how its file differs. `shadows`: what they found. `identity`: None where
-        nobody is asked who they are. `limits`: how they are counted now.
+        """`config`: the one in force. `compare`: how its file differs by now. `shadows`: what they found.
+
+        `identity`: None where nobody is asked who they are. `limits`: how they are counted now.
         """
         self.draining = False
         self._fleet = fleet

@@ -44,7 +44,8 @@ ADMIN_KEY = HTTPBearer(
     scheme_name="admin_key",
     bearerFormat="sk-admin-… or a JWT",
     description="An admin key, the bootstrap key or a JWT; also taken from x-api-key and api-key. Each route names the"
-    " scope it needs; AREA:write includes AREA:read, and * is all. Needed once there is an admin key, or beyond loopback.",
+    " scope it needs; AREA:write includes AREA:read, and * is all. Needed from the first admin key on, and beyond"
+    " loopback.",
     auto_error=False,
 )
 INFERENCE_KEY = HTTPBearer(

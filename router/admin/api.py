@@ -21,6 +21,7 @@ from router.admin.projects import projects_router
 from router.admin.reports import reports_router
 from router.admin.rules import costs_router, limits_router, prices_router
 from router.admin.shims.litellm import litellm_router
+from router.admin.shims.openai import organization_router
 from router.admin.tenants import tenants_router
 from router.core import Live
 from router.store.isolation import tenant_rules
@@ -39,7 +40,8 @@ def create_app(
     app = FastAPI(
         title="warmroute admin",
         version=__version__,
-        description="What the fleet holds and does, why each request went where it went, who may ask, what it cost.",
+        description="What the fleet holds and does, why each request went where it went, who may ask, what it cost."
+        " Examples leave out what is null.",
         docs_url=None,  # its page would load scripts from a CDN; the schema is at /openapi.json
         redoc_url=None,
         responses=ANY_ERROR,
@@ -73,6 +75,7 @@ def _accounts(desk: Desk, needs: Needs) -> APIRouter:
     router.include_router(prices_router(desk, needs), prefix="/prices")
     router.include_router(costs_router(desk, needs), prefix="/instance-costs")
     router.include_router(reports_router(desk, needs), prefix="/reports")
+    router.include_router(organization_router(desk, needs))
     router.include_router(audit_router(desk, needs), prefix="/audit")
     return router
 
