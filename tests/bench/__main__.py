@@ -28,10 +28,11 @@ from typing import Any
 from tests.bench.processes import end_cleanly_when_told
 
 BENCHMARKS = (
-    "place", "limits", "decision", "index", "events", "slices", "lab", "http_relay", "relay", "turns", "stalls",
-    "streaming_share", "agreement", "ledger",
+    "calls", "place", "limits", "decision", "index", "events", "slices", "lab", "http_relay", "relay", "turns",
+    "stalls", "streaming_share", "ledger",
 )  # fmt: skip
-BY_NAME = ("crowd", "ledger_chaos", "reports")  # run only when named: no step of a request is in them
+BY_NAME = ("agreement", "crowd", "ledger_chaos", "reports")
+"""Run only when named: they ask whether something holds or breaks, or fill a database for minutes."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 PEER_NAMES = ("direct", "vllm-router rr", "sglang-router cache", "warmroute", "warmroute-always")
 PEERS_TAKE_S = 150
