@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from math import ceil
 from typing import Any
@@ -9,9 +10,13 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.errors import WarmrouteError
+from router.errors import WarmrouteError, place_of
+
+log = logging.getLogger("warmroute")
 
 Documented = dict[int | str, dict[str, Any]]
 
@@ -23,6 +28,7 @@ _ERROR = {
 ERROR_ANSWER = {
     "application/json": {"schema": {"type": "object", "required": ["error"], "properties": {"error": _ERROR}}}
 }
+_DATA_EXCEPTION = "22"  # class of SQLSTATE
 ANY_ERROR: Documented = {"default": {"description": "an error, as an OpenAI error object", "content": ERROR_ANSWER}}
 
 
@@ -30,6 +36,8 @@ def render_errors(app: FastAPI) -> None:
     app.exception_handler(WarmrouteError)(_render)
     app.exception_handler(RequestValidationError)(_render_invalid)
     app.exception_handler(StarletteHTTPException)(_render_http)
+    app.exception_handler(DBAPIError)(_render_of_database)
+    app.exception_handler(Exception)(_render_mistake)
 
 
 async def _render(_: Request, error: Exception) -> JSONResponse:
@@ -56,6 +64,34 @@ async def _render_http(_: Request, error: Exception) -> JSONResponse:
     """What routing refuses, and `HTTPException`s."""
     assert isinstance(error, StarletteHTTPException)
     return error_answer(error.status_code, str(error.detail), headers=error.headers)
+
+
+async def _render_of_database(_: Request, error: Exception) -> JSONResponse:
+    """What no database takes, such as the character NUL in PostgreSQL; else a mistake of ours."""
+    assert isinstance(error, DBAPIError)
+    if str(getattr(error.orig, "sqlstate", None)).startswith(_DATA_EXCEPTION):
+        return error_answer(400, "A value is not one that can be kept.", code="invalid_parameter")
+    raise error
+
+
+async def _render_mistake(_: Request, mistake: Exception) -> JSONResponse:
+    return error_answer(500, "The admin API failed to answer.", type="internal_error")
+
+
+class WithoutTraces:
+    """The application as a server runs it, which would log what a mistake of ours says, and that may be SQL or a key.
+
+    It has been answered by then; an answer that broke off is ended by the server.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except Exception as mistake:
+            log.error("the admin API failed: %s", place_of(mistake))
 
 
 def error_answer(

@@ -11,7 +11,7 @@ from router.admin.access import Administrator, Needs
 from router.admin.desk import Body, Desk, Limit, listing
 from router.store import audit as log
 
-Before = Annotated[int | None, Query(ge=1, description="the last id of the page before")]
+Before = Annotated[int | None, Query(ge=1, lt=2**63, description="the last id of the page before")]
 
 
 class KeptHead(Body):

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from fastapi import Query, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from router.admin.access import Administrator
 from router.errors import BadRequest, Conflict, UnknownObject
@@ -31,13 +31,13 @@ _LONGEST_KEY = 255
 After = Annotated[str | None, Query(description="the last id of the page before")]
 Limit = Annotated[int, Query(ge=1, le=100)]
 Archived = Annotated[bool, Query(description="also what is archived")]
-Name = Annotated[str, Query(max_length=200)]
+Moment = Annotated[float, Field(ge=0, lt=32_503_680_000, description="seconds since 1970, before the year 3000")]
 
 
 class Body(BaseModel):
     """What a request may say; anything else is refused."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     def given(self) -> dict[str, Any]:
         """Only what the client wrote, for PATCH."""

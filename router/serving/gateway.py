@@ -6,14 +6,13 @@ import asyncio
 import logging
 import random
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import msgspec
 
 from router.core import OPEN, Ask, Booking, Caller, DeliveredSource, Finish, Outcome, Placement, Prompt
-from router.errors import ClientError, EngineTimeout, WarmrouteError
+from router.errors import ClientError, EngineTimeout, WarmrouteError, place_of
 from router.http.messages import Request, header_lines
 from router.serving.attempt import Answer, Attempt
 from router.serving.call import TRACE_HEADERS, Call, read_call
@@ -427,7 +426,4 @@ def _unread(call: Call, unexpected: Exception) -> Prompt:
 
 
 def _log_unexpected(doing: str, unexpected: Exception) -> None:
-    """The kind and the place of a mistake of ours; never its text, which may quote a prompt."""
-    frames = traceback.extract_tb(unexpected.__traceback__)[-4:]
-    place = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(frames))
-    _log.error("%s failed: %s at %s", doing, type(unexpected).__name__, place)
+    _log.error("%s failed: %s", doing, place_of(unexpected))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from calendar import monthrange
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -58,7 +59,12 @@ def asked(
     """by: separated by commas. Without a period it is the last 30 days, or the 30 before `last`."""
     last = last or today
     names = tuple(name.strip() for name in by.split(",") if name.strip())
-    return Question(names, first or last - datetime.timedelta(days=PERIOD_DAYS - 1), last, filters)
+    return Question(names, first or days_until(last), last, filters)
+
+
+def days_until(last: datetime.date, days: int = PERIOD_DAYS) -> datetime.date:
+    """The first of so many days, as far as there are."""
+    return datetime.date.fromordinal(max(1, last.toordinal() - days + 1))
 
 
 def month_of(text: str) -> datetime.date:
@@ -99,7 +105,7 @@ async def over_time(database: Database, question: Question) -> Report:
 async def statement(database: Database, tenant: str, month: datetime.date, *, own_costs: bool = True) -> Report:
     """What a tenant used in the month of that day, by project and model."""
     first = month.replace(day=1)
-    last = (first + datetime.timedelta(days=31)).replace(day=1) - datetime.timedelta(days=1)
+    last = first.replace(day=monthrange(first.year, first.month)[1])
     return await cost_report(database, Question(("project", "model"), first, last, {"tenant": [tenant]}, own_costs))
 
 
