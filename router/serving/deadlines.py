@@ -41,7 +41,8 @@ class Timed(Protocol):
 
 
 class Running(msgspec.Struct, eq=False):
-    """The watch over one attempt.
+    """The watch over one attempt. It does not know which: an attempt holds its watch, and two that hold each other are
+    left to the garbage collector, with all that hangs on them.
 
     due        of what is waited for now
     total_due  of the whole
@@ -50,8 +51,7 @@ class Running(msgspec.Struct, eq=False):
     """
 
     _loop: asyncio.AbstractEventLoop
-    _shard: dict[Timed, Running]
-    _attempt: Timed
+    _shard: dict[Running, Timed]
     due: float
     between_s: float
     total_due: float
@@ -70,13 +70,13 @@ class Running(msgspec.Struct, eq=False):
         self.due = self._loop.time() + _DRAIN_S
 
     def end(self) -> None:
-        self._shard.pop(self._attempt, None)
+        self._shard.pop(self, None)
 
 
 class Deadlines:
     def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._shards: list[dict[Timed, Running]] = [{} for _ in range(_SHARDS)]
+        self._shards: list[dict[Running, Timed]] = [{} for _ in range(_SHARDS)]
         self._next = itertools.cycle(self._shards).__next__  # which an attempt is put into
         self._turn = itertools.cycle(self._shards).__next__  # which is looked at
         self._look_s = _LOOK_S
@@ -87,7 +87,8 @@ class Deadlines:
         now = self._loop.time()
         total_due = inf if limits.total_s is None else now - age_s + limits.total_s
         shard = self._next()
-        watch = shard[attempt] = Running(self._loop, shard, attempt, now + first_byte_s, limits.between_s, total_due)
+        watch = Running(self._loop, shard, now + first_byte_s, limits.between_s, total_due)
+        shard[watch] = attempt
         shortest = min(first_byte_s, limits.between_s, total_due - now)
         if shortest < self._look_s:
             self._look_s = max(0.01, shortest)
@@ -106,10 +107,10 @@ class Deadlines:
     def _look(self) -> None:
         self._timer = None
         now, shard = self._loop.time(), self._turn()
-        for attempt, watch in list(shard.items()):
+        for watch, attempt in list(shard.items()):
             error = _overdue(attempt, watch, now)
             if error is not None or (watch.draining and now >= watch.due):
-                del shard[attempt]
+                del shard[watch]
                 attempt.cancel(error)
         if self._timer is None and any(self._shards):
             self._keep_looking()
