@@ -10,10 +10,11 @@ import asyncio
 import gc
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 
-from tests.flows.site import CHAT, Client, Site, chat, essay, said
+from tests.flows.site import CHAT, Client, Site, chat, essay, said, until
 
 OURS = (
     "router.core",
@@ -57,8 +58,7 @@ async def test_a_request_that_is_over_leaves_no_garbage(site: Site, work: Callab
     try:
         for _ in range(TIMES):
             await work(client)
-        while client.running._edge.running:
-            await asyncio.sleep(0.01)
+        await until(partial(_nothing_runs, client), what="all have ended")
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
         left.update(f"{type(thing).__module__}.{type(thing).__qualname__}" for thing in gc.garbage)
@@ -67,3 +67,7 @@ async def test_a_request_that_is_over_leaves_no_garbage(site: Site, work: Callab
         gc.garbage.clear()
         gc.enable()
     assert not {kind: count for kind, count in left.items() if kind.startswith(OURS)}
+
+
+async def _nothing_runs(client: Client) -> bool:
+    return not client.running._edge.running
