@@ -41,8 +41,8 @@ class Timed(Protocol):
 
 
 class Watch(msgspec.Struct, eq=False):
-    """Over the time of one attempt. It does not know which: an attempt holds its watch, and two that hold each other are
-    left to the garbage collector, with all that hangs on them.
+    """Over the time of one attempt. It does not know which: an attempt holds its watch, and two that hold each other
+    are left to the garbage collector, with all that hangs on them.
 
     due        of what is waited for now
     total_due  of the whole
