@@ -513,6 +513,18 @@ class Live(Protocol):
         """One row an engine: what it serves, its state and why, how many requests of ours run there."""
         ...
 
+    async def models(self) -> list[dict[str, Any]]:
+        """One row a public name: its further names, where its requests may go, which engines serve it, who is ready."""
+        ...
+
+    async def policies(self) -> list[dict[str, Any]]:
+        """One row a policy that is used: for which models, with which weights, as a shadow with what it found."""
+        ...
+
+    async def config(self) -> dict[str, Any]:
+        """The configuration in force, secrets masked, and how its file differs by now."""
+        ...
+
     async def drain(self, instance_id: str) -> dict[str, Any]:
         """No new requests for an engine; its row. Raises UnknownInstance."""
         ...

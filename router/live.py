@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from router.config import Config
 from router.core import OPEN, Ask, Caller, Decision
 from router.errors import BadRequest, Conflict, UnknownInstance, UnknownRoute
 from router.roster import Roster
@@ -19,7 +20,8 @@ from router.routing.waiting_room import WaitingRoom
 from router.serving.apis import APIS, FORMS, ROUTES
 from router.serving.call import Call
 from router.serving.identity import Identity
-from router.serving.models import Models
+from router.serving.models import Models, ServedModel
+from router.serving.split import Arm
 from router.telemetry import Telemetry, in_slices
 
 
@@ -36,12 +38,18 @@ class LiveView:
         telemetry: Telemetry,
         trace_log: TraceLog,
         clock: Callable[[], float],
+        config: Callable[[], Config],
+        compare: Callable[[], Awaitable[dict[str, Any]]],
         reload: Callable[[], Awaitable[dict[str, Any]]],
+        shadows: Callable[[], Mapping[str, Mapping[str, float]]] = dict,
         identity: Identity | None = None,
         limits: Callable[[], Mapping[str, str]] = dict,
         isolation: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        """`identity`: None where nobody is asked who they are. `limits`: how they are counted now."""
+        """`config`: the one in force. `compare`: how its file differs by now. `shadows`: what they found.
+
+        `identity`: None where nobody is asked who they are. `limits`: how they are counted now.
+        """
         self.draining = False
         self._fleet = fleet
         self._brain = brain
@@ -50,7 +58,10 @@ class LiveView:
         self._telemetry = telemetry
         self._trace_log = trace_log
         self._clock = clock
+        self._config = config
+        self._compare = compare
         self._reload = reload
+        self._shadows = shadows
         self._identity = identity
         self._limits = limits
         self._isolation = isolation
@@ -115,6 +126,48 @@ class LiveView:
         joined = [self._instance(instance.id) for instance in self._fleet.instances()]
         pending = [{"id": url, "state": "pending", "reason": reason} for url, reason in self._roster.pending.items()]
         return [*joined, *pending]
+
+    async def models(self) -> list[dict[str, Any]]:
+        ranks, aliases = self._fleet.models(), self._config().aliases
+        named = [self._model(model, ranks.get(model.name, ())) for model in self._models.served()]
+        pending = [{"id": name, "state": "pending"} for name in self._models.missing() if name not in aliases]
+        return [*named, *pending]
+
+    def _model(self, model: ServedModel, ranks: Sequence[Rank]) -> dict[str, Any]:
+        config = self._config()
+        ready = sum(rank.health is Health.READY for rank in ranks)
+        return {
+            "id": model.name,
+            "state": "split" if model.split else "ready" if ready else "unready",
+            "aliases": list(model.aliases),
+            "adapters": list(model.loras),
+            "split": _shares(model.split),
+            "fallbacks": list(model.fallbacks),
+            "context_window_fallbacks": list(model.larger),
+            "max_model_tokens": model.max_model_tokens,
+            "policy": config.model(model.name).policy or config.policy.name,
+            "instances": list(dict.fromkeys(rank.instance.id for rank in ranks)),
+            "ranks": len(ranks),
+            "ready": ready,
+            "prompts": self._roster.parity(model.name) if model.name in self._roster.prompts else None,
+        }
+
+    async def policies(self) -> list[dict[str, Any]]:
+        config, found = self._config(), self._shadows()
+        models = {name: model.policy for name, model in config.models.items() if model.policy}
+        return [
+            {
+                "id": name,
+                "default": name == config.policy.name,
+                "models": [model for model, policy in models.items() if policy == name],
+                "weights": dict(config.policy.weights) if name == config.policy.name else {},
+                "shadow": dict(found.get(name, {})) if name in config.policy.shadow else None,
+            }
+            for name in dict.fromkeys((config.policy.name, *models.values(), *config.policy.shadow))
+        ]
+
+    async def config(self) -> dict[str, Any]:
+        return {"config": self._config().model_dump(mode="json"), **await self._compare()}
 
     async def drain(self, instance_id: str) -> dict[str, Any]:
         self._known(instance_id)
@@ -208,6 +261,12 @@ def room_figures(room: WaitingRoom | None, now: float) -> dict[str, float]:
         "expired_total": stats.expired,
         "left_total": stats.left,
     }
+
+
+def _shares(split: Sequence[Arm]) -> dict[str, float]:
+    """By model, together 1."""
+    begins = (0.0, *(arm.upto for arm in split))
+    return {arm.model: round(arm.upto - begin, 6) for arm, begin in zip(split, begins, strict=False)}
 
 
 def _request(ask: Ask) -> dict[str, Any]:

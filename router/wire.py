@@ -389,6 +389,9 @@ def live_methods(live: Live) -> Service:
         "live.parity": (live.parity, (str | None,)),
         "live.readiness": (live.readiness, ()),
         "live.instances": (live.instances, ()),
+        "live.models": (live.models, ()),
+        "live.policies": (live.policies, ()),
+        "live.config": (live.config, ()),
         "live.drain": (live.drain, (str,)),
         "live.undrain": (live.undrain, (str,)),
         "live.reload": (live.reload, ()),
@@ -420,6 +423,15 @@ class RemoteLive:
 
     async def instances(self) -> list[dict[str, Any]]:
         return list(await self._client.call("live.instances"))
+
+    async def models(self) -> list[dict[str, Any]]:
+        return list(await self._client.call("live.models"))
+
+    async def policies(self) -> list[dict[str, Any]]:
+        return list(await self._client.call("live.policies"))
+
+    async def config(self) -> dict[str, Any]:
+        return dict(await self._client.call("live.config"))
 
     async def drain(self, instance_id: str) -> dict[str, Any]:
         return dict(await self._client.call("live.drain", instance_id))

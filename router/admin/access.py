@@ -14,10 +14,11 @@ import hmac
 import re
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Security
+from fastapi.security import HTTPBearer
 
 from router.errors import Forbidden, Unauthenticated
 from router.store import admin_keys
@@ -38,6 +39,22 @@ AREAS = (
     "isolation",
 )
 SCOPES = frozenset(("*", *(f"{area}:{right}" for area in AREAS for right in ("read", "write"))))
+
+ADMIN_KEY = HTTPBearer(
+    scheme_name="admin_key",
+    bearerFormat="sk-admin-… or a JWT",
+    description="An admin key, the bootstrap key or a JWT; also taken from x-api-key and api-key. Each route names the"
+    " scope it needs; AREA:write includes AREA:read, and * is all. Needed from the first admin key on, and beyond"
+    " loopback.",
+    auto_error=False,
+)
+INFERENCE_KEY = HTTPBearer(
+    scheme_name="inference_key",
+    bearerFormat="sk-…",
+    description="A key for completions, which sees its own usage; also taken from x-api-key and api-key.",
+    auto_error=False,
+)
+"""For the OpenAPI schema; keys are read by `presented`."""
 
 _BEARER = re.compile(r"Bearer +(\S+)", re.IGNORECASE)
 _NO_KEY = "An admin key is needed: Authorization: Bearer sk-admin-…"
@@ -154,7 +171,7 @@ class Needs:
         if scope not in SCOPES:
             raise ValueError(f"no such scope: {scope}")
 
-        async def check(request: Request) -> Administrator:
+        async def check(request: Request, _: Annotated[object, Depends(ADMIN_KEY)]) -> Administrator:
             who = await self._access.administrator(request)
             if not who.may(scope):
                 raise Forbidden(f"This needs the scope {scope}.", code="missing_scope")
@@ -163,4 +180,4 @@ class Needs:
             return who
 
         check.scope = scope  # type: ignore[attr-defined]  # looked for by the test of all routes
-        return Depends(check)
+        return Security(check, scopes=[scope])

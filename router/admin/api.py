@@ -15,11 +15,13 @@ from router.admin.audit import audit_router
 from router.admin.desk import Desk
 from router.admin.isolation import isolation_router
 from router.admin.live import health_router, live_router
+from router.admin.models import models_router
 from router.admin.own import own_router
 from router.admin.projects import projects_router
 from router.admin.reports import reports_router
 from router.admin.rules import costs_router, limits_router, prices_router
 from router.admin.shims.litellm import litellm_router
+from router.admin.shims.openai import organization_router
 from router.admin.tenants import tenants_router
 from router.core import Live
 from router.store.isolation import tenant_rules
@@ -38,7 +40,8 @@ def create_app(
     app = FastAPI(
         title="warmroute admin",
         version=__version__,
-        description="What the fleet holds and does, why each request went where it went, who may ask, what it cost.",
+        description="What the fleet holds and does, why each request went where it went, who may ask, what it cost."
+        " Examples leave out what is null.",
         docs_url=None,  # its page would load scripts from a CDN; the schema is at /openapi.json
         redoc_url=None,
         responses=ANY_ERROR,
@@ -48,6 +51,7 @@ def create_app(
     if live is not None:
         app.include_router(health_router(live, [] if metrics_open else [needs("fleet:read", all_tenants=True)]))
         app.include_router(live_router(live, needs), prefix=_PREFIX)
+        app.include_router(models_router(live, desk, needs), prefix=_PREFIX)
     if desk is not None:
         app.include_router(_accounts(desk, needs), prefix=_PREFIX)
         app.include_router(litellm_router(desk, needs, live))
@@ -71,6 +75,7 @@ def _accounts(desk: Desk, needs: Needs) -> APIRouter:
     router.include_router(prices_router(desk, needs), prefix="/prices")
     router.include_router(costs_router(desk, needs), prefix="/instance-costs")
     router.include_router(reports_router(desk, needs), prefix="/reports")
+    router.include_router(organization_router(desk, needs))
     router.include_router(audit_router(desk, needs), prefix="/audit")
     return router
 

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from router.admin.access import SCOPES, Administrator, Needs
 from router.admin.desk import After, Body, Desk, Limit, shown
+from router.admin.examples import A_KEY, A_NEW_KEY, A_PROJECT, answers, creates, lists
 from router.admin.tenants import Label, Metadata
 from router.errors import BadRequest, Conflict, Forbidden
 from router.store import keys as made
@@ -23,10 +24,10 @@ Seconds = Annotated[float, Field(ge=0, le=30 * 86_400)]
 class NewKey(Body):
     name: Label = Field(examples=["search in production"])
     kind: Literal["inference", "admin"] = "inference"
-    project: str | None = Field(None, description="of an inference key", examples=["proj_5f0c9d1a2b3c4d5e"])
+    project: str | None = Field(None, description="of an inference key", examples=[A_PROJECT["id"]])
     tenant: str | None = Field(None, description="of an admin key: the only one it sees")
     scopes: list[str] = Field(default_factory=list, description="of an admin key", max_length=50)
-    models: Models | None = Field(None, description="the only ones it may use; null: all")
+    models: Models | None = Field(None, description="the only ones it may use; null: all", examples=[["llama-3.1-8b"]])
     expires_at: float | None = Field(None, description="seconds since 1970")
     metadata: Metadata = Field(default_factory=dict)
 
@@ -46,7 +47,7 @@ def keys_router(desk: Desk, needs: Needs) -> APIRouter:
     router = APIRouter(tags=["keys"])
     read, write = needs("keys:read"), needs("keys:write")
 
-    @router.post("", status_code=201)
+    @router.post("", **creates(A_NEW_KEY))
     async def create(request: Request, body: NewKey, who: Administrator = write) -> Response:
         """The answer's `key` is the key: it is shown this once, and kept nowhere."""
         tenant = await _tenant_of(desk, body, who)
@@ -56,7 +57,7 @@ def keys_router(desk: Desk, needs: Needs) -> APIRouter:
 
         return await desk.create(request, who, build)
 
-    @router.get("")
+    @router.get("", responses=lists(A_KEY))
     async def list_all(
         tenant: str | None = None,
         project: str | None = None,
@@ -67,11 +68,11 @@ def keys_router(desk: Desk, needs: Needs) -> APIRouter:
     ) -> dict[str, Any]:
         return await desk.list(keys, who, after=after, limit=limit, tenant=tenant, project=project, kind=kind)
 
-    @router.get("/{key_id}")
+    @router.get("/{key_id}", responses=answers(A_KEY))
     async def get(key_id: str, who: Administrator = read) -> dict[str, Any]:
         return shown(keys, await desk.one(keys, key_id, who))
 
-    @router.patch("/{key_id}")
+    @router.patch("/{key_id}", responses=answers(A_KEY))
     async def change(key_id: str, body: ChangedKey, who: Administrator = write) -> dict[str, Any]:
         """`models` and `expires_at` may be set to null."""
         await not_above(desk, key_id, who)
@@ -80,7 +81,7 @@ def keys_router(desk: Desk, needs: Needs) -> APIRouter:
             raise BadRequest("name and metadata cannot be null.")
         return await desk.change(keys, key_id, who, given)
 
-    @router.delete("/{key_id}")
+    @router.delete("/{key_id}", responses=answers(A_KEY))
     async def revoke(key_id: str, who: Administrator = write) -> dict[str, Any]:
         """It is refused everywhere within seconds; what runs goes on."""
         before = await not_above(desk, key_id, who)
@@ -89,7 +90,7 @@ def keys_router(desk: Desk, needs: Needs) -> APIRouter:
             return shown(keys, before)
         return await desk.change(keys, key_id, who, {"revoked_at": now}, action="revoke")
 
-    @router.post("/{key_id}/rotate", status_code=201)
+    @router.post("/{key_id}/rotate", **creates(A_NEW_KEY))
     async def rotate(request: Request, key_id: str, body: Rotation, who: Administrator = write) -> Response:
         """A new key in the place of this one, which works for `grace_s` more."""
         before = await not_above(desk, key_id, who)

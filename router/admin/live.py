@@ -128,6 +128,15 @@ def _operation(router: APIRouter, live: Live, needs: Needs) -> None:
         """It gets requests again, if it answers its polls. 409 if it is no longer configured."""
         return await live.undrain(instance_id)
 
+    @router.get("/config", tags=["config"], dependencies=[needs("config:read", all_tenants=True)])
+    async def config() -> dict[str, Any]:
+        """The configuration in force, defaults and all, with stars for what is secret.
+
+        `changed`: keys that the file says otherwise by now, and a reload would take over; `needs_restart`: those it
+        would not; `mistakes`, if the file has any.
+        """
+        return {"object": "config", **await live.config()}
+
     @router.post(
         "/config/reload",
         tags=["config"],

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 
-from router.admin.access import presented
+from router.admin.access import INFERENCE_KEY, presented
 from router.admin.desk import Desk
 from router.errors import BadRequest, Forbidden, Unauthenticated
 from router.store import admin_keys
@@ -27,7 +27,7 @@ Day = Annotated[datetime.date | None, Query(description="e.g. 2026-11-30, UTC")]
 
 
 def own_router(desk: Desk, today: Callable[[], datetime.date]) -> APIRouter:
-    router = APIRouter(tags=["usage"])
+    router = APIRouter(tags=["usage"], dependencies=[Depends(INFERENCE_KEY)])
 
     async def asking(request: Request) -> FoundKey:
         key = presented(request)

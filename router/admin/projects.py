@@ -9,6 +9,7 @@ from pydantic import Field
 
 from router.admin.access import Administrator, Needs
 from router.admin.desk import After, Archived, Body, Desk, Limit, shown
+from router.admin.examples import A_PROJECT, A_TENANT, answers, creates, lists
 from router.admin.tenants import Label, Metadata, without_none
 from router.errors import Conflict
 from router.store.edits import Edit
@@ -17,7 +18,7 @@ from router.store.schema import projects, tenants
 
 
 class NewProject(Body):
-    tenant: str = Field(examples=["ten_5f0c9d1a2b3c4d5e"])
+    tenant: str = Field(examples=[A_TENANT["id"]])
     name: Label = Field(examples=["search"])
     metadata: Metadata = Field(default_factory=dict)
 
@@ -31,7 +32,7 @@ def projects_router(desk: Desk, needs: Needs) -> APIRouter:
     router = APIRouter(tags=["projects"])
     read, write = needs("tenants:read"), needs("tenants:write")
 
-    @router.post("", status_code=201)
+    @router.post("", **creates(A_PROJECT))
     async def create(request: Request, body: NewProject, who: Administrator = write) -> Response:
         tenant = await desk.one(tenants, body.tenant, who)
         if tenant["archived_at"] is not None:
@@ -43,7 +44,7 @@ def projects_router(desk: Desk, needs: Needs) -> APIRouter:
 
         return await desk.create(request, who, build)
 
-    @router.get("")
+    @router.get("", responses=lists(A_PROJECT))
     async def list_all(
         tenant: str | None = None,
         after: After = None,
@@ -53,15 +54,15 @@ def projects_router(desk: Desk, needs: Needs) -> APIRouter:
     ) -> dict[str, Any]:
         return await desk.list(projects, who, after=after, limit=limit, archived=archived, tenant=tenant)
 
-    @router.get("/{project_id}")
+    @router.get("/{project_id}", responses=answers(A_PROJECT))
     async def get(project_id: str, who: Administrator = read) -> dict[str, Any]:
         return shown(projects, await desk.one(projects, project_id, who))
 
-    @router.patch("/{project_id}")
+    @router.patch("/{project_id}", responses=answers(A_PROJECT))
     async def change(project_id: str, body: ChangedProject, who: Administrator = write) -> dict[str, Any]:
         return await desk.change(projects, project_id, who, without_none(body))
 
-    @router.delete("/{project_id}")
+    @router.delete("/{project_id}", responses=answers(A_PROJECT))
     async def archive(project_id: str, who: Administrator = write) -> dict[str, Any]:
         """Its keys work no more."""
         return await desk.archive(projects, project_id, who)

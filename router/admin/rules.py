@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
@@ -11,6 +10,7 @@ from pydantic import Field, StringConstraints
 
 from router.admin.access import Administrator, Needs
 from router.admin.desk import After, Archived, Body, Desk, Limit, shown
+from router.admin.examples import A_COST, A_LIMIT, A_PRICE, A_TENANT, answers, creates, lists
 from router.admin.tenants import without_none
 from router.errors import BadRequest, Conflict, Forbidden, UnknownObject
 from router.store.edits import Edit
@@ -18,8 +18,8 @@ from router.store.ids import COST, LIMIT, PRICE, new_id
 from router.store.money import PARTS, plain
 from router.store.records import Table, succeed
 from router.store.schema import TOKEN_CLASSES, instance_costs, keys, limits, prices, projects, tenants
+from router.store.windows import read_window
 
-_WINDOW = re.compile(r"([1-9]\d{0,4}[smhd]|month)\Z")
 _LEVELS: dict[str, Table] = {"tenant": tenants, "project": projects, "key": keys}
 
 Currency = Annotated[str, StringConstraints(pattern=r"^[A-Z]{3}$")]
@@ -29,11 +29,11 @@ ClassName = Literal[TOKEN_CLASSES]  # type: ignore[valid-type]
 
 
 class NewLimit(Body):
-    level: Literal["tenant", "project", "key"]
-    owner: str = Field(description="the id of the tenant, project or key")
-    measure: Literal["requests", "tokens", "parallel", "money"]
+    level: Literal["tenant", "project", "key"] = Field(examples=["tenant"])
+    owner: str = Field(description="the id of the tenant, project or key", examples=[A_TENANT["id"]])
+    measure: Literal["requests", "tokens", "parallel", "money"] = Field(examples=["tokens"])
     window: str = Field("", description="60s, 1m, 1h, 1d, 30d … or month; none for parallel", examples=["1m"])
-    amount: Amount = Field(examples=[600])
+    amount: Amount = Field(examples=[100_000])
     weights: dict[ClassName, Annotated[float, Field(ge=0, le=100)]] = Field(
         default_factory=dict, description="of token classes, 1 by default", examples=[{"cache_read": 0.1}]
     )
@@ -47,7 +47,11 @@ class ChangedLimit(Body):
 
 
 class NewPrice(Body):
-    model: str = Field(max_length=200, description='its public name; "*": every model without a price of its own')
+    model: str = Field(
+        max_length=200,
+        description='its public name; "*": every model without a price of its own',
+        examples=["llama-3.1-8b"],
+    )
     tenant: str | None = Field(None, description="for this tenant only")
     currency: Currency = "USD"
     per_million: dict[ClassName, Price] = Field(
@@ -58,7 +62,7 @@ class NewPrice(Body):
 
 
 class NewCost(Body):
-    instance: str = Field(max_length=200, description="the id of an engine")
+    instance: str = Field(max_length=200, description="the id of an engine", examples=["10.0.0.5:8000"])
     per_hour: Amount = Field(examples=["2.49"])
     currency: Currency = "USD"
     valid_from: float | None = Field(None, description="seconds since 1970; by default now")
@@ -68,7 +72,7 @@ def limits_router(desk: Desk, needs: Needs) -> APIRouter:
     router = APIRouter(tags=["limits"])
     read, write = needs("limits:read"), needs("limits:write")
 
-    @router.post("", status_code=201)
+    @router.post("", **creates(A_LIMIT))
     async def create(request: Request, body: NewLimit, who: Administrator = write) -> Response:
         """All limits of a key, its project and its tenant hold at once."""
         _check_limit(body)
@@ -80,7 +84,7 @@ def limits_router(desk: Desk, needs: Needs) -> APIRouter:
 
         return await desk.create(request, who, build)
 
-    @router.get("")
+    @router.get("", responses=lists(A_LIMIT))
     async def list_all(
         owner: str, after: After = None, limit: Limit = 20, archived: Archived = False, who: Administrator = read
     ) -> dict[str, Any]:
@@ -90,11 +94,11 @@ def limits_router(desk: Desk, needs: Needs) -> APIRouter:
         found = await desk.list(limits, everywhere, after=after, limit=limit, archived=archived, owner=owner)
         return found | {"data": [_readable(row) for row in found["data"]]}
 
-    @router.get("/{limit_id}")
+    @router.get("/{limit_id}", responses=answers(A_LIMIT))
     async def get(limit_id: str, who: Administrator = read) -> dict[str, Any]:
         return _shown_limit(await _limit(desk, limit_id, who, writes=False))
 
-    @router.patch("/{limit_id}")
+    @router.patch("/{limit_id}", responses=answers(A_LIMIT))
     async def change(limit_id: str, body: ChangedLimit, who: Administrator = write) -> dict[str, Any]:
         """What is used of the window stays used."""
         before = await _limit(desk, limit_id, who)
@@ -106,7 +110,7 @@ def limits_router(desk: Desk, needs: Needs) -> APIRouter:
         async with desk.edit(who) as edit:
             return _shown_limit(await edit.update(limits, "limit.update", before, given))
 
-    @router.delete("/{limit_id}")
+    @router.delete("/{limit_id}", responses=answers(A_LIMIT))
     async def archive(limit_id: str, who: Administrator = write) -> dict[str, Any]:
         before = await _limit(desk, limit_id, who)
         if before["archived_at"] is not None:
@@ -121,7 +125,7 @@ def prices_router(desk: Desk, needs: Needs) -> APIRouter:
     router = APIRouter(tags=["prices"])
     read, write = needs("prices:read"), needs("prices:write", all_tenants=True)
 
-    @router.post("", status_code=201)
+    @router.post("", **creates(A_PRICE))
     async def create(request: Request, body: NewPrice, who: Administrator = write) -> Response:
         """A new version: the one before is valid up to where this one begins. What was billed stays as it was."""
         if body.tenant is not None:
@@ -139,7 +143,7 @@ def prices_router(desk: Desk, needs: Needs) -> APIRouter:
 
         return await desk.create(request, who, build)
 
-    @router.get("")
+    @router.get("", responses=lists(A_PRICE))
     async def list_all(
         model: str | None = None,
         tenant: str | None = None,
@@ -150,7 +154,7 @@ def prices_router(desk: Desk, needs: Needs) -> APIRouter:
         """All versions, newest first."""
         return await desk.list(prices, who, after=after, limit=limit, model=model, tenant=tenant)
 
-    @router.get("/{price_id}")
+    @router.get("/{price_id}", responses=answers(A_PRICE))
     async def get(price_id: str, who: Administrator = read) -> dict[str, Any]:
         return shown(prices, await desk.one(prices, price_id, who))
 
@@ -161,7 +165,7 @@ def costs_router(desk: Desk, needs: Needs) -> APIRouter:
     router = APIRouter(tags=["prices"])
     read, write = needs("prices:read", all_tenants=True), needs("prices:write", all_tenants=True)
 
-    @router.post("", status_code=201)
+    @router.post("", **creates(A_COST))
     async def create(request: Request, body: NewCost, who: Administrator = write) -> Response:
         """What an hour of an instance costs from now on; it comes before engines[].price_per_hour."""
 
@@ -173,7 +177,7 @@ def costs_router(desk: Desk, needs: Needs) -> APIRouter:
 
         return await desk.create(request, who, build)
 
-    @router.get("")
+    @router.get("", responses=lists(A_COST))
     async def list_all(
         instance: str | None = None, after: After = None, limit: Limit = 20, who: Administrator = read
     ) -> dict[str, Any]:
@@ -184,7 +188,7 @@ def costs_router(desk: Desk, needs: Needs) -> APIRouter:
 
 
 def _check_limit(body: NewLimit) -> None:
-    if (body.measure == "parallel") != (body.window == "") or (body.window and not _WINDOW.match(body.window)):
+    if (body.measure == "parallel") != (body.window == "") or not _is_window(body.window):
         raise BadRequest("window must be such as 60s, 1m, 1h, 1d or month, and nothing for parallel.", param="window")
     if (body.measure == "money") != (body.currency is not None):
         raise BadRequest("currency is for money, and must be there.", param="currency")
@@ -192,6 +196,13 @@ def _check_limit(body: NewLimit) -> None:
         raise BadRequest("amount must be a whole number, except of money.", param="amount")
     if body.weights and body.measure != "tokens":
         raise BadRequest("weights are for tokens.", param="weights")
+
+
+def _is_window(text: str) -> bool:
+    try:
+        return text == "" or bool(read_window(text))
+    except ValueError:
+        return False
 
 
 async def _limit(desk: Desk, limit_id: str, who: Administrator, *, writes: bool = True) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pydantic import Field, StringConstraints
 
 from router.admin.access import Administrator, Needs
 from router.admin.desk import After, Archived, Body, Desk, Limit, shown
+from router.admin.examples import A_TENANT, answers, creates, lists
 from router.errors import Forbidden
 from router.store.edits import Edit
 from router.store.ids import TENANT, new_id
@@ -44,7 +45,7 @@ def tenants_router(desk: Desk, needs: Needs) -> APIRouter:
     read, write = needs("tenants:read"), needs("tenants:write")
     write_all = needs("tenants:write", all_tenants=True)
 
-    @router.post("", status_code=201)
+    @router.post("", **creates(A_TENANT))
     async def create(request: Request, body: NewTenant, who: Administrator = write_all) -> Response:
         """A new tenant: it has no project and no key yet."""
 
@@ -54,18 +55,18 @@ def tenants_router(desk: Desk, needs: Needs) -> APIRouter:
 
         return await desk.create(request, who, build)
 
-    @router.get("")
+    @router.get("", responses=lists(A_TENANT))
     async def list_all(
         after: After = None, limit: Limit = 20, archived: Archived = False, who: Administrator = read
     ) -> dict[str, Any]:
         """Newest first."""
         return await desk.list(tenants, who, after=after, limit=limit, archived=archived)
 
-    @router.get("/{tenant_id}")
+    @router.get("/{tenant_id}", responses=answers(A_TENANT))
     async def get(tenant_id: str, who: Administrator = read) -> dict[str, Any]:
         return shown(tenants, await desk.one(tenants, tenant_id, who))
 
-    @router.patch("/{tenant_id}")
+    @router.patch("/{tenant_id}", responses=answers(A_TENANT))
     async def change(tenant_id: str, body: ChangedTenant, who: Administrator = write) -> dict[str, Any]:
         """A new isolation is a cold cache. A tenant's own administrator may change its name and metadata only."""
         given = without_none(body)
@@ -73,7 +74,7 @@ def tenants_router(desk: Desk, needs: Needs) -> APIRouter:
             raise Forbidden("A tenant's own administrator may change its name and metadata only.", code="tenant_key")
         return await desk.change(tenants, tenant_id, who, given)
 
-    @router.delete("/{tenant_id}")
+    @router.delete("/{tenant_id}", responses=answers(A_TENANT))
     async def archive(tenant_id: str, who: Administrator = write_all) -> dict[str, Any]:
         """Its keys work no more; its books stay."""
         return await desk.archive(tenants, tenant_id, who)

@@ -111,6 +111,14 @@ class Models:
     def find(self, name: str) -> Named | None:
         return self._names.get(name)
 
+    def served(self) -> list[ServedModel]:
+        """Each once."""
+        return [named.model for name, named in self._names.items() if name == named.model.name]
+
+    def missing(self) -> list[str]:
+        """Names that are configured, and that no engine has brought along yet."""
+        return sorted(self._expected - self._names.keys())
+
     def _without(self, name: object) -> Named:
         """What a request stands for whose name of a model, if it has one, is not known."""
         if not self._names or (isinstance(name, str) and name in self._expected):

@@ -6,6 +6,7 @@ Two that upgrade at once wait for each other: by an advisory lock on PostgreSQL,
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router.errors import ConfigError
 from router.store.database import Database, open_database
+
+logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of each connection that it looks at
 
 _DEFAULT_FILE = "warmroute.sqlite"
 _LOCK = 0x7761726D726F7574  # "warmrout": of pg_advisory_xact_lock

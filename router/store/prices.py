@@ -29,6 +29,13 @@ _COLUMNS = (
 )  # fmt: skip
 
 
+async def prices_in_force(connection: AsyncConnection, at: float) -> list[PriceRow]:
+    """Everybody's, by the wall clock; of several for a model the one that began last comes last."""
+    holds = (prices.c.valid_from <= at) & (prices.c.valid_to.is_(None) | (prices.c.valid_to > at))
+    query = select(*_COLUMNS).where(prices.c.tenant.is_(None), holds).order_by(prices.c.valid_from)
+    return [PriceRow(*row) for row in await connection.execute(query)]
+
+
 async def prices_as_of(connection: AsyncConnection, known: int) -> tuple[int, list[PriceRow]]:
     """The revision of the last change, and the prices that are newer than revision `known`."""
     revision: int = (await connection.execute(select(func.max(changes.c.revision)))).scalar() or 0

@@ -28,8 +28,8 @@ from typing import Any
 from tests.bench.processes import end_cleanly_when_told
 
 BENCHMARKS = (
-    "place", "limits", "decision", "index", "events", "slices", "lab", "http_relay", "relay", "turns", "stalls",
-    "streaming_share", "agreement",
+    "calls", "place", "limits", "decision", "index", "events", "slices", "lab", "http_relay", "relay", "turns",
+    "stalls", "streaming_share", "agreement",
 )  # fmt: skip
 BY_NAME = ("crowd", "ledger", "ledger_chaos", "reports")
 """Run only when named: they take their time, or ask whether something breaks, and not how fast it is."""

@@ -44,6 +44,15 @@ class FakeLive:
     async def instances(self) -> list[dict[str, Any]]:
         return [{"id": "a", "state": "ready"}]
 
+    async def models(self) -> list[dict[str, Any]]:
+        return [{"id": "m", "state": "ready", "aliases": ["fast"]}, {"id": "later", "state": "pending"}]
+
+    async def policies(self) -> list[dict[str, Any]]:
+        return [{"id": "kv_aware", "default": True, "models": [], "weights": {"price": 1.0}, "shadow": None}]
+
+    async def config(self) -> dict[str, Any]:
+        return {"config": {"listen": {"port": 4000}}, "changed": [], "needs_restart": ["listen.port"]}
+
     async def drain(self, instance_id: str) -> dict[str, Any]:
         if instance_id != "[::1]:8000":
             raise UnknownInstance(f"There is no engine {instance_id!r}.")
