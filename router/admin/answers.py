@@ -10,7 +10,6 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -28,7 +27,6 @@ _ERROR = {
 ERROR_ANSWER = {
     "application/json": {"schema": {"type": "object", "required": ["error"], "properties": {"error": _ERROR}}}
 }
-_DATA_EXCEPTION = "22"  # class of SQLSTATE
 ANY_ERROR: Documented = {"default": {"description": "an error, as an OpenAI error object", "content": ERROR_ANSWER}}
 
 
@@ -36,8 +34,7 @@ def render_errors(app: FastAPI) -> None:
     app.exception_handler(WarmrouteError)(_render)
     app.exception_handler(RequestValidationError)(_render_invalid)
     app.exception_handler(StarletteHTTPException)(_render_http)
-    app.exception_handler(DBAPIError)(_render_of_database)
-    app.exception_handler(Exception)(_render_mistake)
+    app.exception_handler(Exception)(_render_fault)
 
 
 async def _render(_: Request, error: Exception) -> JSONResponse:
@@ -66,16 +63,9 @@ async def _render_http(_: Request, error: Exception) -> JSONResponse:
     return error_answer(error.status_code, str(error.detail), headers=error.headers)
 
 
-async def _render_of_database(_: Request, error: Exception) -> JSONResponse:
-    """What no database takes, such as the character NUL in PostgreSQL; else a mistake of ours."""
-    assert isinstance(error, DBAPIError)
-    if str(getattr(error.orig, "sqlstate", None)).startswith(_DATA_EXCEPTION):
-        return error_answer(400, "A value is not one that can be kept.", code="invalid_parameter")
-    raise error
-
-
-async def _render_mistake(_: Request, mistake: Exception) -> JSONResponse:
-    return error_answer(500, "The admin API failed to answer.", type="internal_error")
+async def _render_fault(_: Request, error: Exception) -> JSONResponse:
+    """A mistake of ours; it is raised again, and so gets into the log (`WithoutTraces`)."""
+    return error_answer(500, "Something has gone wrong here.", type="server_error", code="internal_error")
 
 
 class WithoutTraces:

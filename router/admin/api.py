@@ -5,14 +5,14 @@ from __future__ import annotations
 import datetime
 from functools import partial
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 
 from router import __version__
 from router.admin.access import Access, Needs
 from router.admin.answers import ANY_ERROR, render_errors
 from router.admin.api_keys import keys_router
 from router.admin.audit import audit_router
-from router.admin.desk import Desk
+from router.admin.desk import Desk, refuse_nul
 from router.admin.isolation import isolation_router
 from router.admin.live import health_router, live_router
 from router.admin.models import models_router
@@ -47,6 +47,7 @@ def create_app(
         redoc_url=None,
         responses=ANY_ERROR,
         max_body_size=_MOST_BODY_BYTES,
+        dependencies=[Depends(refuse_nul)],
     )
     render_errors(app)
     needs = Needs(access)

@@ -15,7 +15,7 @@ Before = Annotated[int | None, Query(ge=1, lt=2**63, description="the last id of
 
 
 class KeptHead(Body):
-    number: int = Field(ge=0)
+    number: int = Field(ge=0, lt=2**63)
     mac: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 

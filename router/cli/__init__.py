@@ -19,6 +19,7 @@ from router.cli import (
     demo,
     doctor,
     explain,
+    import_litellm,
     keys,
     ledger,
     observe,
@@ -54,6 +55,7 @@ for command in (
     ledger.reprice,
     ledger.erase,
     report.report,
+    import_litellm.import_litellm,
 ):
     app.command()(command)
 app.add_typer(trace.trace, name="trace")

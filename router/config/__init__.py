@@ -24,6 +24,7 @@ from router.config.accounts import AdminAuth, Auth, Isolation, Ledger, Redis, St
 from router.config.checks import Check, Mistake, contradictions
 from router.config.engines import Engine, EngineRates, EngineTls, Events
 from router.config.listen import Admin, Cors, Drain, Listen, ListenTls, asks_for_certificates, is_loopback
+from router.config.litellm import Imported, import_litellm
 from router.config.mistakes import blame_invalid, without
 from router.config.models import Failover, Model, ModelTimeouts, Timeouts
 from router.config.placing import Index, PolicyChoice, PromptReading, WaitingRoom
@@ -36,7 +37,7 @@ __all__ = [
     "Admin", "AdminAuth", "Auth", "Check", "Config", "Cors", "Drain", "Engine", "EngineRates", "EngineTls", "Events",
     "Failover", "Index", "Isolation", "Ledger", "Listen", "ListenTls", "Mistake", "Model", "ModelTimeouts",
     "PolicyChoice", "PromptReading", "Redis", "Section", "Store", "Timeouts", "WaitingRoom", "from_flags",
-    "json_schema", "load",
+    "from_litellm", "json_schema", "load",
 ]  # fmt: skip
 
 STATE_DIR = Path("~/.local/state/warmroute")
@@ -184,6 +185,11 @@ def from_flags(
     source.put(("engines",), [{"url": url} for url in engines], origin="--engine")
     environment = os.environ if environ is None else environ
     return _validated(source, flags or {}, environment, base=Path.cwd(), check=check)
+
+
+def from_litellm(path: Path, *, environ: Mapping[str, str] | None = None) -> Imported:
+    """A LiteLLM proxy's file as one of ours, to be written down. Raises ConfigError where it cannot be read."""
+    return import_litellm(path, os.environ if environ is None else environ)
 
 
 def json_schema() -> dict[str, Any]:

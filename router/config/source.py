@@ -73,7 +73,7 @@ class Source:
         """Adds the mistake "place: path.to.key: what"; by default the place is that of the nearest part written."""
         self.blamed.add(where)
         path = f"{dotted(where)}: " if where else ""
-        self._mistakes.append((self._place(where) if line is None else Place(self.name, line), f"{path}{what}"))
+        self._mistakes.append((self.place(where) if line is None else Place(self.name, line), f"{path}{what}"))
 
     def put(self, where: Where, value: Any, *, origin: str) -> None:
         """Sets a value that comes from elsewhere (a flag, the environment) over what the file says."""
@@ -85,7 +85,8 @@ class Source:
         spot[where[-1]] = value
         self.places[where] = Place(origin)
 
-    def _place(self, where: Where) -> Place:
+    def place(self, where: Where) -> Place:
+        """Of the nearest part written."""
         while where and where not in self.places:
             where = where[:-1]
         return self.places.get(where) or Place(self.name)

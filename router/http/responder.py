@@ -66,8 +66,7 @@ class Responder(msgspec.Struct, eq=False):
             self._transport.write(head + body)
         else:
             self._transport.writelines((head, body))
-        self._live = False
-        self._answered(self.keep_alive)
+        self._end()
 
     def start(self, status: int, headers: Sequence[Header]) -> None:
         """Begin an answer of unknown length: chunked, or for HTTP/1.0 ended by closing the connection."""
@@ -119,14 +118,20 @@ class Responder(msgspec.Struct, eq=False):
         """The server's word that the client is gone."""
         if not self._live:
             return
-        self._live = False
         self.gone = True
-        if self.on_gone is not None:
-            self.on_gone()
+        on_gone = self.on_gone
+        self._let_go()
+        if on_gone is not None:
+            on_gone()
 
     def _end(self) -> None:
-        self._live = False
+        self._let_go()
         self._answered(self.keep_alive)
+
+    def _let_go(self) -> None:
+        """Of whoever answers: they hold us, and what holds each other is left to the garbage collector."""
+        self._live = False
+        self.on_gone = self.on_pause = self.on_probe = self.on_resume = None
 
     def _reset(self) -> None:
         # Where closing is the end of the body, an orderly close would make the broken answer look whole.

@@ -41,7 +41,8 @@ class Timed(Protocol):
 
 
 class Watch(msgspec.Struct, eq=False):
-    """Over the time of one attempt.
+    """Over the time of one attempt. It does not know which: an attempt holds its watch, and two that hold each other
+    are left to the garbage collector, with all that hangs on them.
 
     due        of what is waited for now
     total_due  of the whole
@@ -49,8 +50,7 @@ class Watch(msgspec.Struct, eq=False):
     seen       of `received`, when last looked at
     """
 
-    _attempt: Timed
-    _shard: dict[Timed, Watch]
+    _shard: dict[Watch, Timed]
     _loop: asyncio.AbstractEventLoop
     due: float
     between_s: float
@@ -70,21 +70,20 @@ class Watch(msgspec.Struct, eq=False):
         self.due = self._loop.time() + _DRAIN_S
 
     def end(self) -> None:
-        self._shard.pop(self._attempt, None)
+        self._shard.pop(self, None)
 
-    def look(self, now: float) -> None:
+    def look(self, attempt: Timed, now: float) -> None:
         """End the attempt if its time is over."""
-        error = self._overdue(now)
+        error = self._overdue(attempt, now)
         if error is not None or (self.draining and now >= self.due):
             self.end()
-            self._attempt.cancel(error)
+            attempt.cancel(error)
 
-    def _overdue(self, now: float) -> EngineTimeout | None:
+    def _overdue(self, attempt: Timed, now: float) -> EngineTimeout | None:
         if self.draining:
             return None
         if now >= self.total_due:
             return EngineTimeout("The answer took longer than the request may take.", code=TOTAL_TIMEOUT)
-        attempt = self._attempt
         if self.has_begun and (attempt.received != self.seen or attempt.held_back):
             self.seen = attempt.received
             self.due = now + self.between_s
@@ -98,7 +97,7 @@ class Watch(msgspec.Struct, eq=False):
 class Deadlines:
     def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._shards: list[dict[Timed, Watch]] = [{} for _ in range(_SHARDS)]
+        self._shards: list[dict[Watch, Timed]] = [{} for _ in range(_SHARDS)]
         self._next = itertools.cycle(self._shards).__next__  # which an attempt is put into
         self._turn = itertools.cycle(self._shards).__next__  # which is looked at
         self._look_s = _LOOK_S
@@ -109,7 +108,8 @@ class Deadlines:
         now = self._loop.time()
         total_due = inf if limits.total_s is None else now - age_s + limits.total_s
         shard = self._next()
-        watch = shard[attempt] = Watch(attempt, shard, self._loop, now + first_byte_s, limits.between_s, total_due)
+        watch = Watch(shard, self._loop, now + first_byte_s, limits.between_s, total_due)
+        shard[watch] = attempt
         shortest = min(first_byte_s, limits.between_s, total_due - now)
         if shortest < self._look_s:
             self._look_s = max(0.01, shortest)
@@ -128,8 +128,8 @@ class Deadlines:
     def _look(self) -> None:
         self._timer = None
         now, shard = self._loop.time(), self._turn()
-        for watch in list(shard.values()):
-            watch.look(now)
+        for watch, attempt in list(shard.items()):
+            watch.look(attempt, now)
         if self._timer is None and any(self._shards):
             self._keep_looking()
         elif self._timer is None:

@@ -43,6 +43,7 @@ class Run(msgspec.Struct, eq=False):
             else:
                 waited = coroutine.send(None)
         except (StopIteration, asyncio.CancelledError):
+            reason = self._reason = None  # it knows by which frames it came, and they know it
             self._on_end(self)
             return
         except Exception as error:

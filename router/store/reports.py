@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from calendar import monthrange
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -59,20 +58,23 @@ def asked(
     """by: separated by commas. Without a period it is the last 30 days, or the 30 before `last`."""
     last = last or today
     names = tuple(name.strip() for name in by.split(",") if name.strip())
-    return Question(names, first or days_until(last), last, filters)
+    return Question(names, first or period_to(last), last, filters)
 
 
-def days_until(last: datetime.date, days: int = PERIOD_DAYS) -> datetime.date:
-    """The first of so many days, as far as there are."""
-    return datetime.date.fromordinal(max(1, last.toordinal() - days + 1))
+def period_to(last: datetime.date) -> datetime.date:
+    """The first of the 30 days up to there; none is before 1970."""
+    return _EPOCH + datetime.timedelta(days=max(0, (last - _EPOCH).days + 1 - PERIOD_DAYS))
 
 
 def month_of(text: str) -> datetime.date:
     """The first day of a month written as 2026-11. Raises BadRequest."""
     try:
-        return datetime.date.fromisoformat(f"{text}-01")
+        found = datetime.date.fromisoformat(f"{text}-01")
     except ValueError:
-        raise BadRequest(f"A month is written as 2026-11, not as {text!r}.", param="month") from None
+        found = datetime.date.max
+    if found.year == datetime.date.max.year:  # its end would be none
+        raise BadRequest(f"A month is written as 2026-11, not as {text!r}.", param="month")
+    return found
 
 
 async def cost_report(database: Database, question: Question) -> Report:
@@ -105,7 +107,7 @@ async def over_time(database: Database, question: Question) -> Report:
 async def statement(database: Database, tenant: str, month: datetime.date, *, own_costs: bool = True) -> Report:
     """What a tenant used in the month of that day, by project and model."""
     first = month.replace(day=1)
-    last = first.replace(day=monthrange(first.year, first.month)[1])
+    last = (first + datetime.timedelta(days=31)).replace(day=1) - datetime.timedelta(days=1)
     return await cost_report(database, Question(("project", "model"), first, last, {"tenant": [tenant]}, own_costs))
 
 

@@ -9,6 +9,7 @@ beside that of a fixed piece of Python work in the same seconds: on a shared mac
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import socket
@@ -24,7 +25,7 @@ from typing import Any
 
 import uvloop
 
-from router.app import SWITCH_INTERVAL_S, Running
+from router.app import GC_THRESHOLDS, SWITCH_INTERVAL_S, Running
 from router.config import load
 from router.core import Outcome
 from tests.bench.processes import GATEWAY_CORE, LOAD_CORE, fake_engines, written_config
@@ -161,6 +162,7 @@ def _free_port() -> int:
 def run(kind: str = "plain", top: int = 40) -> dict[str, Any]:
     os.sched_setaffinity(0, {GATEWAY_CORE})
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.set_threshold(*GC_THRESHOLDS)
     ports = [_free_port() for _ in range(4)]
     with fake_engines("--delay-ms", "0", "--chunks", "20", ports=ports):
         return uvloop.run(_measure(kind, top, [f"http://127.0.0.1:{port}" for port in ports]))
