@@ -348,10 +348,9 @@ class Gateway:
     def _end(self, passage: Passage, outcome: Outcome) -> None:
         if passage.keep_alive is not None:
             passage.keep_alive.stop()
-        if passage.prompt is not None and passage.call is not None and outcome.usage is not None:
-            passage.call.named.model.prompts.observe(passage.prompt, outcome.usage.input_tokens)
-        self._release_place(passage, outcome)
-        listeners = self._listeners if passage.access is None else (*self._listeners, passage.access)
+        listeners: tuple[Listener, ...] = (partial(self._free, passage), *self._listeners)
+        if passage.access is not None:
+            listeners = (*listeners, passage.access)
         if passage.hold is not None and self._limiter is not None:
             listeners = (*listeners, partial(self._limiter.settle, passage.hold))
         for listener in listeners:
@@ -359,6 +358,11 @@ class Gateway:
                 listener(outcome)
             except Exception as unexpected:  # whoever watches must not break what it watches
                 _log_unexpected("recording an outcome", unexpected)
+
+    def _free(self, passage: Passage, outcome: Outcome) -> None:
+        self._release_place(passage, outcome)
+        if passage.prompt is not None and passage.call is not None and outcome.usage is not None:
+            passage.call.named.model.prompts.observe(passage.prompt, outcome.usage.input_tokens)
 
     def _release_place(self, passage: Passage, outcome: Outcome) -> None:
         booking, passage.booking, passage.attempt = passage.booking, None, None
