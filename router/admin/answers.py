@@ -30,6 +30,7 @@ def render_errors(app: FastAPI) -> None:
     app.exception_handler(WarmrouteError)(_render)
     app.exception_handler(RequestValidationError)(_render_invalid)
     app.exception_handler(StarletteHTTPException)(_render_http)
+    app.exception_handler(Exception)(_render_fault)
 
 
 async def _render(_: Request, error: Exception) -> JSONResponse:
@@ -56,6 +57,11 @@ async def _render_http(_: Request, error: Exception) -> JSONResponse:
     """What routing refuses, and `HTTPException`s."""
     assert isinstance(error, StarletteHTTPException)
     return error_answer(error.status_code, str(error.detail), headers=error.headers)
+
+
+async def _render_fault(_: Request, error: Exception) -> JSONResponse:
+    """A mistake of ours; it is raised again, and so gets into the log."""
+    return error_answer(500, "Something has gone wrong here.", type="server_error", code="internal_error")
 
 
 def error_answer(

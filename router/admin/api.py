@@ -5,14 +5,14 @@ from __future__ import annotations
 import datetime
 from functools import partial
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 
 from router import __version__
 from router.admin.access import Access, Needs
 from router.admin.answers import ANY_ERROR, render_errors
 from router.admin.api_keys import keys_router
 from router.admin.audit import audit_router
-from router.admin.desk import Desk
+from router.admin.desk import Desk, refuse_nul
 from router.admin.isolation import isolation_router
 from router.admin.live import health_router, live_router
 from router.admin.models import models_router
@@ -45,6 +45,7 @@ def create_app(
         docs_url=None,  # its page would load scripts from a CDN; the schema is at /openapi.json
         redoc_url=None,
         responses=ANY_ERROR,
+        dependencies=[Depends(refuse_nul)],
     )
     render_errors(app)
     needs = Needs(access)

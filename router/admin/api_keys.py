@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from router.admin.access import SCOPES, Administrator, Needs
-from router.admin.desk import After, Body, Desk, Limit, shown
+from router.admin.desk import After, Body, Desk, Limit, Moment, shown
 from router.admin.examples import A_KEY, A_NEW_KEY, A_PROJECT, answers, creates, lists
 from router.admin.tenants import Label, Metadata
 from router.errors import BadRequest, Conflict, Forbidden
@@ -28,14 +28,14 @@ class NewKey(Body):
     tenant: str | None = Field(None, description="of an admin key: the only one it sees")
     scopes: list[str] = Field(default_factory=list, description="of an admin key", max_length=50)
     models: Models | None = Field(None, description="the only ones it may use; null: all", examples=[["llama-3.1-8b"]])
-    expires_at: float | None = Field(None, description="seconds since 1970")
+    expires_at: Moment | None = None
     metadata: Metadata = Field(default_factory=dict)
 
 
 class ChangedKey(Body):
     name: Label | None = None
     models: Models | None = None
-    expires_at: float | None = None
+    expires_at: Moment | None = None
     metadata: Metadata | None = None
 
 

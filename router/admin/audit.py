@@ -11,11 +11,11 @@ from router.admin.access import Administrator, Needs
 from router.admin.desk import Body, Desk, Limit, listing
 from router.store import audit as log
 
-Before = Annotated[int | None, Query(ge=1, description="the last id of the page before")]
+Before = Annotated[int | None, Query(ge=1, lt=2**63, description="the last id of the page before")]
 
 
 class KeptHead(Body):
-    number: int = Field(ge=0)
+    number: int = Field(ge=0, lt=2**63)
     mac: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 

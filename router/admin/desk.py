@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from fastapi import Query, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from router.admin.access import Administrator
 from router.errors import BadRequest, Conflict, UnknownObject
@@ -34,10 +34,20 @@ Archived = Annotated[bool, Query(description="also what is archived")]
 Name = Annotated[str, Query(max_length=200)]
 
 
+Moment = Annotated[float, Field(ge=0, lt=2.5e11, description="seconds since 1970")]
+
+
 class Body(BaseModel):
     """What a request may say; anything else is refused."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nul(cls, value: Any) -> Any:
+        if _has_nul(value):
+            raise ValueError("a text has a NUL character")
+        return value
 
     def given(self) -> dict[str, Any]:
         """Only what the client wrote, for PATCH."""
@@ -121,6 +131,18 @@ class Desk:
         async with self.edit(who) as edit:
             row = await edit.update(table, f"{noun(table)}.archive", before, {"archived_at": edit.at})
         return shown(table, row)
+
+
+def _has_nul(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_has_nul(part) for pair in value.items() for part in pair)
+    return "\0" in value if isinstance(value, str) else isinstance(value, list) and any(map(_has_nul, value))
+
+
+async def refuse_nul(request: Request) -> None:
+    """PostgreSQL has no texts with NUL, so that nothing can be called so. Raises BadRequest."""
+    if "\0" in request.url.path or any(map(_has_nul, request.query_params.values())):
+        raise BadRequest("The URL has a NUL character.")
 
 
 def noun(table: Table) -> str:

@@ -18,10 +18,9 @@ from router.store.keys import key_mac
 from router.store.limits import least_money
 from router.store.money import plain
 from router.store.report_lines import Line
-from router.store.reports import Question, cost_report
+from router.store.reports import Question, cost_report, period_to
 
 _NO_LIMIT = Decimal(100_000_000)  # what one-api says of a key without a budget
-_DAYS = 30
 
 Day = Annotated[datetime.date | None, Query(description="e.g. 2026-11-30, UTC")]
 
@@ -40,7 +39,7 @@ def own_router(desk: Desk, today: Callable[[], datetime.date]) -> APIRouter:
 
     async def used(key: FoundKey, first: datetime.date | None, last: datetime.date | None, *by: str) -> Sequence[Line]:
         end = last or today()
-        begin = first or end - datetime.timedelta(days=_DAYS - 1)
+        begin = first or period_to(end)
         if begin > end:
             raise BadRequest("The first day is after the last.", param="start_date")
         filters = {"tenant": [str(key.tenant)]} if "key" not in by else {"key": [key.id]}

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field, StringConstraints
 
 from router.admin.access import Administrator, Needs
-from router.admin.desk import After, Archived, Body, Desk, Limit, shown
+from router.admin.desk import After, Archived, Body, Desk, Limit, Moment, shown
 from router.admin.examples import A_COST, A_LIMIT, A_PRICE, A_TENANT, answers, creates, lists
 from router.admin.tenants import without_none
 from router.errors import BadRequest, Conflict, Forbidden, UnknownObject
@@ -58,14 +58,14 @@ class NewPrice(Body):
         description="of a million tokens, by class; a class that is missing costs what its base does",
         examples=[{"uncached_input": "0.20", "cache_read": "0.02", "output": "0.60"}],
     )
-    valid_from: float | None = Field(None, description="seconds since 1970; by default now")
+    valid_from: Moment | None = Field(None, description="seconds since 1970; by default now")
 
 
 class NewCost(Body):
     instance: str = Field(max_length=200, description="the id of an engine", examples=["10.0.0.5:8000"])
     per_hour: Amount = Field(examples=["2.49"])
     currency: Currency = "USD"
-    valid_from: float | None = Field(None, description="seconds since 1970; by default now")
+    valid_from: Moment | None = Field(None, description="seconds since 1970; by default now")
 
 
 def limits_router(desk: Desk, needs: Needs) -> APIRouter:

@@ -45,6 +45,7 @@ def import_litellm(
         print(text, end="")
         return
     _write(output, text)
+    print("Ours listens on 127.0.0.1 until listen.host says otherwise; tenants, limits and keys are made anew.")
     check(output)
     if apply:
         for line in run(output, lambda office: _apply(office, found.prices)):

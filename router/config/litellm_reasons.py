@@ -18,7 +18,7 @@ _REASONS: Mapping[str, str] = {
     "routing_strategy": "a request goes where it is answered soonest; policy.name has other rules",
     "allowed_fails": _COOLDOWN,
     "cooldown_time": _COOLDOWN,
-    "drop_params": "not needed: fields that an engine does not know reach it, and it decides",
+    "drop_params": _SAID_BY_CLIENTS,
     "modify_params": _SAID_BY_CLIENTS,
     "temperature": _SAID_BY_CLIENTS,
     "max_tokens": _SAID_BY_CLIENTS,

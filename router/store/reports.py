@@ -58,15 +58,23 @@ def asked(
     """by: separated by commas. Without a period it is the last 30 days, or the 30 before `last`."""
     last = last or today
     names = tuple(name.strip() for name in by.split(",") if name.strip())
-    return Question(names, first or last - datetime.timedelta(days=PERIOD_DAYS - 1), last, filters)
+    return Question(names, first or period_to(last), last, filters)
+
+
+def period_to(last: datetime.date) -> datetime.date:
+    """The first of the 30 days up to there; none is before 1970."""
+    return _EPOCH + datetime.timedelta(days=max(0, (last - _EPOCH).days + 1 - PERIOD_DAYS))
 
 
 def month_of(text: str) -> datetime.date:
     """The first day of a month written as 2026-11. Raises BadRequest."""
     try:
-        return datetime.date.fromisoformat(f"{text}-01")
+        found = datetime.date.fromisoformat(f"{text}-01")
     except ValueError:
-        raise BadRequest(f"A month is written as 2026-11, not as {text!r}.", param="month") from None
+        found = datetime.date.max
+    if found.year == datetime.date.max.year:  # its end would be none
+        raise BadRequest(f"A month is written as 2026-11, not as {text!r}.", param="month")
+    return found
 
 
 async def cost_report(database: Database, question: Question) -> Report:

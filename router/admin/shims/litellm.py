@@ -28,6 +28,7 @@ from router.store.schema import keys, limits, projects, tenants
 
 _DURATION = re.compile(r"([1-9]\d{0,4})(s|m|h|d|mo)\Z")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "mo": 30 * 86_400}
+_LONGEST_S = 36_500 * 86_400
 _DEFAULT = "default"
 _MOST = 1000  # rows of a list: these routes know no pages
 
@@ -73,6 +74,7 @@ def litellm_router(desk: Desk, needs: Needs, live: Live | None) -> APIRouter:
     _keys(router, desk, needs)
     _teams(router, desk, needs)
 
+    @router.get("/v1/model/info", include_in_schema=False, dependencies=[needs("fleet:read", all_tenants=True)])
     @router.get("/model/info", dependencies=[needs("fleet:read", all_tenants=True)])
     async def models() -> dict[str, Any]:
         """The models that are served."""
@@ -217,7 +219,10 @@ def _seconds(duration: str, param: str) -> int:
     match = _DURATION.match(duration)
     if match is None:
         raise BadRequest(f"{param} must be such as 30s, 30m, 30h, 30d or 1mo.", param=param)
-    return int(match[1]) * _SECONDS[match[2]]
+    seconds = int(match[1]) * _SECONDS[match[2]]
+    if seconds > _LONGEST_S:
+        raise BadRequest(f"{param} must be 100 years at most.", param=param)
+    return seconds
 
 
 def _window(duration: str) -> str:
