@@ -16,7 +16,7 @@ from router.core import EventBatch, EventSource, Instance, Lost, Upstream
 from router.errors import EngineProtocolError
 
 _ANYWHERE = Upstream()
-_PROBE_S = 60.0  # for a probe, which may have to wait its turn
+_PROBE_S = 60.0  # for a probe, which may have to wait its turn; a description is made when it is first asked for
 
 
 class EngineAdapter:
@@ -64,7 +64,7 @@ class EngineAdapter:
     async def request_fields(self, instance: Instance) -> Mapping[str, Sequence[frozenset[str]]]:
         """By the engine's `/openapi.json`, as FastAPI writes it: vLLM, SGLang, TensorRT-LLM."""
         try:
-            page = await self._http.page(instance, "/openapi.json")
+            page = await self._http.page(instance, "/openapi.json", timeout_s=_PROBE_S)
         except EngineProtocolError:
             return {}
         return {} if page is None else await asyncio.to_thread(read_request_fields, page)

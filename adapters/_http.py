@@ -82,9 +82,9 @@ class EngineHttp:
     async def status(self, instance: Instance, path: str, *, with_key: bool = True) -> int:
         return (await self._send("GET", instance, path, with_key=with_key)).status_code
 
-    async def page(self, instance: Instance, path: str) -> bytes | None:
+    async def page(self, instance: Instance, path: str, *, timeout_s: float | None = None) -> bytes | None:
         """The body of a 200; None where the engine has no such route."""
-        response = await self._send("GET", instance, path)
+        response = await self._send("GET", instance, path, timeout_s=timeout_s)
         if response.status_code in _ABSENT:
             return None
         if response.status_code != 200:

@@ -82,7 +82,9 @@ class LiveView:
             raise BadRequest("The request body is empty.", code="invalid_json")
         call = Call(path, body, headers={}, models=self._models, caller=self._caller(tenant))
         if call.api.reads_prompt:
-            prompt = await call.named.model.prompts.prepare(path, call.fields, salt=call.salt, lora=call.named.lora)
+            prompt = await call.named.model.prompts.prepare(
+                path, call.fields, domain=call.caller.domain, salt=call.salt, lora=call.named.lora
+            )
         else:
             prompt = call.api.unread_prompt(call.fields, len(body))
         ask = call.ask("explain", prompt)

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -449,7 +450,7 @@ class Roster:
             name,
             tokenizer=tokenizer,
             secret=self._secret,
-            block_sizes=lambda: self._fleet.block_sizes(name),
+            block_sizes=partial(self._fleet.block_sizes, name),
             executor=self._executor,
             chat_template=settings.chat_template,
             template_variables=settings.chat_template_kwargs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 
@@ -29,14 +30,16 @@ class Listener:
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._connection, "127.0.0.1", self.port, ssl=self._tls)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._socket = socket.create_server(("127.0.0.1", self.port))
+        self._socket.setblocking(False)
+        self.port = self._socket.getsockname()[1]
+        self._accepting = asyncio.create_task(self._accept())
 
     async def stop(self) -> None:
         """As when a process dies: the port is closed and every connection cut, but for one that this is called from."""
-        self._server.close()
-        tasks = self.hang_up()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._accepting.cancel()
+        await asyncio.gather(self._accepting, *self.hang_up(), return_exceptions=True)
+        self._socket.close()
 
     def hang_up(self) -> list[asyncio.Task[None]]:
         """Every connection is cut, but for one that this is called from. Returns what ends soon."""
@@ -45,11 +48,24 @@ class Listener:
             task.cancel()
         return tasks
 
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _accept(self) -> None:
+        """By hand: a server of asyncio's forgets connections that have not ended their TLS handshake when it stops."""
+        loop = asyncio.get_running_loop()
+        while True:
+            connection, _ = await loop.sock_accept(self._socket)
+            task = loop.create_task(self._serve(connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        try:
+            transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, ssl=self._tls)
+        except OSError:  # no handshake
+            return
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         try:
             while True:
                 await self._serve_one(reader, writer)

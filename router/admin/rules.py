@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
@@ -19,8 +18,8 @@ from router.store.ids import COST, LIMIT, PRICE, new_id
 from router.store.money import PARTS, plain
 from router.store.records import Table, succeed
 from router.store.schema import TOKEN_CLASSES, instance_costs, keys, limits, prices, projects, tenants
+from router.store.windows import read_window
 
-_WINDOW = re.compile(r"([1-9]\d{0,4}[smhd]|month)\Z")
 _LEVELS: dict[str, Table] = {"tenant": tenants, "project": projects, "key": keys}
 
 Currency = Annotated[str, StringConstraints(pattern=r"^[A-Z]{3}$")]
@@ -189,7 +188,7 @@ def costs_router(desk: Desk, needs: Needs) -> APIRouter:
 
 
 def _check_limit(body: NewLimit) -> None:
-    if (body.measure == "parallel") != (body.window == "") or (body.window and not _WINDOW.match(body.window)):
+    if (body.measure == "parallel") != (body.window == "") or not _is_window(body.window):
         raise BadRequest("window must be such as 60s, 1m, 1h, 1d or month, and nothing for parallel.", param="window")
     if (body.measure == "money") != (body.currency is not None):
         raise BadRequest("currency is for money, and must be there.", param="currency")
@@ -197,6 +196,13 @@ def _check_limit(body: NewLimit) -> None:
         raise BadRequest("amount must be a whole number, except of money.", param="amount")
     if body.weights and body.measure != "tokens":
         raise BadRequest("weights are for tokens.", param="weights")
+
+
+def _is_window(text: str) -> bool:
+    try:
+        return text == "" or bool(read_window(text))
+    except ValueError:
+        return False
 
 
 async def _limit(desk: Desk, limit_id: str, who: Administrator, *, writes: bool = True) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import typer
 from router.cli.options import ConfigFile, read_config
 from router.config import Config
 from router.errors import ConfigError
+from router.state import store_url
 from router.store import migrate
 from router.store.database import Database, open_database
 
@@ -57,11 +58,13 @@ def check(config: ConfigFile = None) -> None:
 
 
 def database_of(config: Config) -> Database:
-    """Open, whatever its version."""
-    url = config.store.url.get_secret_value() if config.store.url is not None else None
-    if url is None:
+    """Open, whatever its version. Raises ConfigError."""
+    if config.store.url is None:
         config.make_state_dir()
-    return open_database(migrate.store_url(url, config.state_dir))
+    try:
+        return open_database(store_url(config, config.state_dir))
+    except ValueError as error:
+        raise ConfigError([f"store.url: {error}"]) from None
 
 
 def _run(file: ConfigFile, work: Callable[[Database], Awaitable[Answer]]) -> Answer:

@@ -17,6 +17,7 @@ from router.cli.engines import Known, known_engines
 from router.cli.figures import terminal, write_json
 from router.cli.options import ConfigFile, Engines, JsonFile, TokenizerName, read_config
 from router.cli.parity_check import check_parity
+from router.cli.store_check import check_store
 from router.config import Config
 from router.errors import EngineTlsError
 from router.roster import load_adapters
@@ -47,7 +48,7 @@ def doctor(
 
 
 async def examine_all(config: Config) -> list[Finding]:
-    """The findings of all engines in the order of the configuration, then those about several."""
+    """The findings of all engines in the order of the configuration, then those about several, and the database."""
     adapters = load_adapters()
     gate = asyncio.Semaphore(AT_ONCE)
     try:
@@ -56,7 +57,7 @@ async def examine_all(config: Config) -> list[Finding]:
     finally:
         for adapter in adapters.values():
             await adapter.aclose()
-    return [finding for one in examined for finding in one.findings] + compare(examined)
+    return [finding for one in examined for finding in one.findings] + compare(examined) + await check_store(config)
 
 
 async def _examine(config: Config, known: Known, gate: asyncio.Semaphore) -> Examined:

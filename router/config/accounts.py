@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 from pydantic import ByteSize, Field, SecretStr
 
 from router.config.section import Section
-from router.config.values import MIB, HeaderOfIdentity, LongSecret, Network, Seconds, Size, Text
+from router.config.values import MIB, DatabaseUrl, HeaderOfIdentity, LongSecret, Network, Seconds, Size, Text
 
 
 class Store(Section):
     """The database: tenants, keys, limits, prices, the ledger."""
 
-    url: SecretStr | None = None
+    url: DatabaseUrl | None = None
     """postgresql://USER:PASSWORD@HOST:PORT/NAME, or sqlite:///PATH. By default SQLite in state_dir, which serves one
     gateway; several need PostgreSQL. Its tables are made and changed by `warmroute db upgrade`, never at a start; only
     the default SQLite file is made by itself."""

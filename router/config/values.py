@@ -144,6 +144,12 @@ def _identifier(text: str) -> str:
     return text
 
 
+def _database_url(url: SecretStr) -> SecretStr:
+    if not re.match(r"(sqlite:///.|postgres(ql)?://)", url.get_secret_value()):
+        raise ValueError("must be sqlite:///PATH or postgresql://USER:PASSWORD@HOST:PORT/NAME")
+    return url
+
+
 _SIZE_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}], "examples": ["256MiB"]}
 
 Size = Annotated[ByteSize, Field(gt=0), WithJsonSchema(_SIZE_SCHEMA)]
@@ -153,6 +159,7 @@ Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Network = Annotated[str, AfterValidator(_network)]
 HeaderOfIdentity = Annotated[str, AfterValidator(_identity_header)]
+DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 LongSecret = Annotated[SecretStr, Field(min_length=32)]
 ForwardedHeader = Annotated[str, AfterValidator(_forwarded)]
 Tokens = Annotated[int, Field(gt=0)]

@@ -97,7 +97,7 @@ class Pool:
             lines += b"\r\ncontent-length: %d" % size
         lines += b"\r\n\r\n"
         parts = (b"".join((lines, *pieces)),) if size <= ONE_WRITE_BYTES else (lines, *pieces)
-        return self._begin(Exchange(self, receiver, parts, head_only=method == b"HEAD"))
+        return self._begin(Exchange(self, receiver, parts, method == b"HEAD"))
 
     def post_lines(self, target: bytes, headers: Iterable[Header]) -> bytes:
         """What POST requests that are alike have in common, written once. Raises ValueError as `send` does."""
@@ -107,7 +107,7 @@ class Pool:
         """`send`, with a head that is written already: `post_lines`, and behind it what else `header_lines` made."""
         head = b"%b\r\ncontent-length: %d\r\n\r\n" % (lines, len(body))
         parts = (head + body,) if len(body) <= ONE_WRITE_BYTES else (head, body)
-        return self._begin(Exchange(self, receiver, parts, head_only=False))
+        return self._begin(Exchange(self, receiver, parts, False))
 
     async def answers(self, *, within_s: float) -> bool:
         """Whether somebody takes a connection there now. Sends nothing."""

@@ -176,9 +176,7 @@ class ServerProtocol(asyncio.Protocol):
     def _handle(self, request: Request, *, http10: bool, keep_alive: bool) -> None:
         if (self._winding_down or self._eof) and not self._reader.requests:
             keep_alive = False
-        responder = Responder(
-            self._transport, self._answered, http10=http10, head_only=request.method == "HEAD", keep_alive=keep_alive
-        )
+        responder = Responder(self._transport, self._answered, http10, request.method == "HEAD", keep_alive)
         self._active = responder
         try:
             self._handler(request, responder)
@@ -196,10 +194,15 @@ class ServerProtocol(asyncio.Protocol):
     def _answered(self, keep_alive: bool) -> None:
         self._active = None
         self._waited = 0.0
-        if keep_alive:
-            self._advance()
-        else:
+        if not keep_alive:
             self._close()
+        elif not self._is_quiet():
+            self._advance()
+
+    def _is_quiet(self) -> bool:
+        """Nothing has come behind what was answered, and nobody wants this connection to end: mostly so."""
+        reader = self._reader
+        return not (reader.requests or self._deaf or self._draining or self._reading_paused or reader.owes_continue)
 
     def _settle(self) -> None:
         """Nothing runs and nothing waits."""
@@ -242,7 +245,7 @@ class ServerProtocol(asyncio.Protocol):
     def _send_refusal(self, refusal: Refusal) -> None:
         if self._stage != _OPEN:
             return
-        responder = Responder(self._transport, self._linger, http10=False, head_only=False, keep_alive=False)
+        responder = Responder(self._transport, self._linger, False, False, False)
         refuser, known = self._refuser, self._reader.without_body()
         if refuser is None or known is None:
             responder.send(refusal.status, _JSON, error_body(refusal.message, code=refusal.code))

@@ -27,7 +27,7 @@ HOP_BY_HOP = frozenset(
 _STATUS_LINES = {int(status): b"HTTP/1.1 %d %b" % (status, status.phrase.encode()) for status in HTTPStatus}
 
 
-class Request:
+class Request(msgspec.Struct, eq=False):
     """A whole request. `path` keeps its percent-encoding, `query` follows the "?", `peer` has no port.
 
     named    the first value of each header but Content-Length; requests share it, so it is not to be changed
@@ -35,26 +35,13 @@ class Request:
     headers  all headers
     """
 
-    __slots__ = ("body", "head", "method", "named", "path", "peer", "query")
-
-    def __init__(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: bytes,
-        head: Sequence[Header],
-        named: Headers,
-        body: bytes,
-        peer: str,
-    ) -> None:
-        self.method = method
-        self.path = path
-        self.query = query
-        self.head = head
-        self.named = named
-        self.body = body
-        self.peer = peer
+    method: str
+    path: str
+    query: bytes
+    head: Sequence[Header]
+    named: Headers
+    body: bytes
+    peer: str
 
     @property
     def headers(self) -> list[Header]:

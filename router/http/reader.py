@@ -79,9 +79,7 @@ class RequestReader:
             return None
         last = self._known.meaning
         assert last is not None
-        return Request(
-            last.method, last.path, query=last.query, head=last.head, named=last.named, body=body, peer=self.peer
-        )
+        return Request(last.method, last.path, last.query, last.head, last.named, body, self.peer)
 
     def feed(self, data: bytes) -> None:
         """Raises Refusal; the reader is of no use after that."""
@@ -140,9 +138,7 @@ class RequestReader:
 
     def _request(self, body: bytes) -> Request:
         path, query = self._target
-        return Request(
-            self._method, path, query=query, head=self._headers, named=self._named, body=body, peer=self.peer
-        )
+        return Request(self._method, path, query, self._headers, self._named, body, self.peer)
 
     # -- parser
 

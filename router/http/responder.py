@@ -7,12 +7,14 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from router.http.messages import HOP_BY_HOP, ONE_WRITE_BYTES, Header, header_lines, status_line
 
 _RESET = struct.pack("ii", 1, 0)  # struct linger: on, 0 s
 
 
-class Responder:
+class Responder(msgspec.Struct, eq=False):
     """One per exchange. Once it is over (answered, aborted, client gone) every call does nothing.
 
     gone        the client left before the answer was over; `on_gone` was called, once.
@@ -22,41 +24,27 @@ class Responder:
     on_probe    something is to be written that means nothing, in an answer that has started, to see whether it is taken
     keep_alive  whether the connection is kept afterwards; the server may take it back until the head is out
     http10      the client speaks HTTP/1.0
+    _answered   called when the answer is over, unless the client left, with whether to keep the connection
+
+    One for each request, so it is a Struct, as all such are: made without a Python frame, in a third of the time.
     """
 
-    __slots__ = (
-        "_answered", "_chunked", "_head_only", "_live", "_silent", "_transport", "_write",
-        "gone", "http10", "keep_alive", "on_gone", "on_pause", "on_probe", "on_resume", "paused",
-        "stalled", "started",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        transport: asyncio.Transport,
-        answered: Callable[[bool], None],
-        *,
-        http10: bool,
-        head_only: bool,
-        keep_alive: bool,
-    ) -> None:
-        """`answered` is called when the answer is over, unless the client left, with whether to keep the connection."""
-        self._transport = transport
-        self._write = transport.write
-        self._answered = answered
-        self.http10 = http10
-        self._head_only = head_only
-        self._chunked = False
-        self._silent = False  # no body may follow the head
-        self._live = True
-        self.keep_alive = keep_alive
-        self.started = False
-        self.gone = False
-        self.paused = False
-        self.stalled = False
-        self.on_gone: Callable[[], None] | None = None
-        self.on_pause: Callable[[], None] | None = None
-        self.on_probe: Callable[[], None] | None = None
-        self.on_resume: Callable[[], None] | None = None
+    _transport: asyncio.Transport
+    _answered: Callable[[bool], None]
+    http10: bool
+    _head_only: bool
+    keep_alive: bool
+    _chunked: bool = False
+    _silent: bool = False  # no body may follow the head
+    _live: bool = True
+    started: bool = False
+    gone: bool = False
+    paused: bool = False
+    stalled: bool = False
+    on_gone: Callable[[], None] | None = None
+    on_pause: Callable[[], None] | None = None
+    on_probe: Callable[[], None] | None = None
+    on_resume: Callable[[], None] | None = None
 
     def send(self, status: int, headers: Sequence[Header], body: bytes) -> None:
         """The whole answer in one write. Length, coding and connection headers are made here, passed ones dropped."""
@@ -75,7 +63,7 @@ class Responder:
         connection = b"" if self.keep_alive and not self.http10 else self._connection_line()
         head = b"%b%b%b%b\r\n\r\n" % (status_line(status), lines, length, connection)
         if len(body) <= ONE_WRITE_BYTES:
-            self._write(head + body)
+            self._transport.write(head + body)
         else:
             self._transport.writelines((head, body))
         self._end()
@@ -96,7 +84,7 @@ class Responder:
         if self.http10:
             self.keep_alive = False
         coding = b"\r\ntransfer-encoding: chunked" if self._chunked else b""
-        self._write(b"%b%b%b%b\r\n\r\n" % (status_line(status), lines, coding, self._connection_line()))
+        self._transport.write(b"%b%b%b%b\r\n\r\n" % (status_line(status), lines, coding, self._connection_line()))
 
     def write(self, data: bytes) -> None:
         """One piece of the body. An empty one is nothing: an empty chunk would end the answer."""
@@ -104,9 +92,9 @@ class Responder:
             return
         assert self.started, "the answer has not started"
         if self._chunked:
-            self._write(b"%x\r\n%b\r\n" % (len(data), data))
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         elif not self._silent:
-            self._write(data)
+            self._transport.write(data)
 
     def finish(self) -> None:
         """The answer that `start` began is complete."""
@@ -114,7 +102,7 @@ class Responder:
             return
         assert self.started, "the answer has not started"
         if self._chunked:
-            self._write(b"0\r\n\r\n")
+            self._transport.write(b"0\r\n\r\n")
         self._end()
 
     def abort(self) -> None:
@@ -130,14 +118,20 @@ class Responder:
         """The server's word that the client is gone."""
         if not self._live:
             return
-        self._live = False
         self.gone = True
-        if self.on_gone is not None:
-            self.on_gone()
+        on_gone = self.on_gone
+        self._let_go()
+        if on_gone is not None:
+            on_gone()
 
     def _end(self) -> None:
-        self._live = False
+        self._let_go()
         self._answered(self.keep_alive)
+
+    def _let_go(self) -> None:
+        """Of whoever answers: they hold us, and what holds each other is left to the garbage collector."""
+        self._live = False
+        self.on_gone = self.on_pause = self.on_probe = self.on_resume = None
 
     def _reset(self) -> None:
         # Where closing is the end of the body, an orderly close would make the broken answer look whole.

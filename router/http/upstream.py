@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol, cast
 
 import httptools
+import msgspec
 
 from router.errors import EngineError, EngineProtocolError, EngineUnreachable
 from router.http.known_head import KnownHead
@@ -50,19 +51,20 @@ class Head(NamedTuple):
 KnownAnswer = KnownHead[Head]
 
 
-class Exchange:
-    """One request and its answer. The receiver is never called from within `Pool.send`."""
+class Exchange(msgspec.Struct, eq=False):
+    """One request and its answer. The receiver is never called from within `Pool.send`.
 
-    __slots__ = ("_owner", "connection", "head_only", "parts", "paused", "receiver", "reused")
+    receiver  None: over, or cancelled
+    parts     what is sent; dropped when the answer begins, since it cannot be sent again then
+    """
 
-    def __init__(self, owner: Owner, receiver: Receiver, parts: Sequence[bytes], *, head_only: bool) -> None:
-        self._owner = owner
-        self.receiver: Receiver | None = receiver  # None: over, or cancelled
-        self.connection: ClientProtocol | None = None
-        self.parts = parts  # what is sent; dropped when the answer begins, since it cannot be sent again then
-        self.head_only = head_only
-        self.reused = False
-        self.paused = False
+    _owner: Owner
+    receiver: Receiver | None
+    parts: Sequence[bytes]
+    head_only: bool
+    connection: ClientProtocol | None = None
+    reused: bool = False
+    paused: bool = False
 
     def cancel(self) -> None:
         """Drop the connection at once, so that the engine stops working. No call to the receiver follows."""

@@ -16,9 +16,10 @@ import msgspec
 
 from router.core import Ask, Booking, Decision, Outcome, Policy, Prompt, Snapshot
 from router.errors import Forbidden, NoEngine, WarmrouteError
+from router.routing.access import NO_SALT, NOT_APART
 from router.routing.bookings import LEASE_FACTOR, Bookings, Record
 from router.routing.decide import LEAST_BOOKED, decide
-from router.routing.fleet import NO_SALT, NOT_APART, Fleet, Rank
+from router.routing.fleet import Fleet, Rank
 from router.routing.footprint import Footprints
 from router.routing.holdings import Holdings, promised_tokens
 from router.routing.index import BlockIndex

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from math import inf
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from router.core import Ask, EngineFacts, EventSource, HitRule, Instance, Load, Rates
+from router.routing.access import OWNER, Unverified, access_of, closed_to
 from router.routing.bookings import Booked
 from router.routing.confidence import Confidence
 from router.routing.learn import HitRecord, Pace, PrefillFactor, Recent
@@ -46,18 +47,8 @@ LEAST_SHARE = 0.2
 FIRST_WINDOW, LAST_WINDOW = 1, 64
 """Requests at a time for a rank that has come to those that serve: doubled with each first token, then unlimited."""
 
-OWNER = "tenant"
-"""The label of an engine that is for one tenant alone."""
-
-NOT_APART = "isolation: "
-"""How a reason begins why a rank may not be used by somebody whose cache must be kept apart."""
-
-NO_SALT = f"{NOT_APART}takes no cache salt on "
-
 _CALLERS = 4_096
 """So many kinds of callers are remembered with whom they may use."""
-
-Unverified = Literal["refuse", "dedicated", "allow"]
 
 UNKNOWN_FACTS = EngineFacts(served=())
 
@@ -315,12 +306,11 @@ class Fleet:
         """Who can serve the model and may be used by whoever asks."""
         if not (ask.isolated_on or self._owned or ask.labels):
             return self.routable(ask.model, ask.lora)
-        dedicated = not ask.domain.startswith("key:")  # else an engine of one tenant's is not one key's
-        kind = (ask.model, ask.lora, ask.tenant, dedicated, ask.isolated_on, *ask.labels.items())
+        kind = (ask.model, ask.lora, *access_of(ask))
         found = self._open_to.get(kind)
         if found is None:
             ranks, filtered, _ = self.routable(ask.model, ask.lora)
-            objections = {rank.id: why for rank in ranks if (why := self._closed_to(rank, ask, dedicated=dedicated))}
+            objections = {rank.id: why for rank in ranks if (why := closed_to(rank, ask, self.unverified))}
             left = tuple(rank for rank in ranks if rank.id not in objections)
             fits_tokens = min([rank.fits_tokens for rank in left], default=inf)
             found = Routable(left, {**filtered, **objections}, fits_tokens)
@@ -328,22 +318,6 @@ class Fleet:
                 self._open_to.clear()
             self._open_to[kind] = found
         return found
-
-    def _closed_to(self, rank: Rank, ask: Ask, *, dedicated: bool) -> str:
-        labels = rank.instance.labels
-        owner = labels.get(OWNER)
-        if owner is not None and owner not in (ask.tenant, ask.labels.get(OWNER)):
-            return "is kept for one tenant"
-        for name, value in ask.labels.items():
-            if labels.get(name) != value:
-                return f"does not have the label {name}: {value}"
-        if not ask.isolated_on or not rank.caches or ask.isolated_on in rank.kept_apart_on:
-            return ""
-        if self.unverified == "allow" or (self.unverified == "dedicated" and dedicated and owner is not None):
-            return ""
-        if rank.kept_apart_on:
-            return f"{NO_SALT}{ask.isolated_on}"
-        return f"{NOT_APART}{rank.isolation or 'not yet seen to honour cache salts'}"
 
     # --- health and load
 

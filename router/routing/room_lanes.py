@@ -62,7 +62,7 @@ class Waiting:
         self.booking: Booking | None = None
         self.lane: Lane | None = None
         self.settle: Settle | None = None
-        self.cancel: Callable[[], None] = _nothing
+        self.cancel: Callable[[], None] = nothing
 
 
 _Entry = tuple[float, int, int, Waiting]
@@ -200,5 +200,5 @@ class Lane:
         return self._serial
 
 
-def _nothing() -> None:
+def nothing() -> None:
     pass

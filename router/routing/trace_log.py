@@ -158,8 +158,8 @@ class TraceLog:
                     keys,
                     block_size,
                     max(1, prompt.turn),
-                    self._hashed(ask.session),
-                    self._hashed(ask.tenant),
+                    self._hashed(ask.session) if ask.session else 0,
+                    self._hashed(ask.tenant) if ask.tenant else 0,
                     ask.model,
                     ask.stream,
                     outcome.ttft_s,
@@ -168,8 +168,8 @@ class TraceLog:
             )
         )
 
-    def _hashed(self, name: str | None) -> int:
-        return xxh3_64_intdigest(name.encode("utf-8", "surrogatepass"), self._salt) if name else 0
+    def _hashed(self, name: str) -> int:
+        return xxh3_64_intdigest(name.encode("utf-8", "surrogatepass"), self._salt)
 
     def _append(self, row: bytes) -> None:
         segment = self._segments[-1]

@@ -20,7 +20,7 @@ import msgspec
 from router.core import Ask, Booking, Candidate
 from router.errors import NoEngine, RoomFull, WaitedTooLong, WarmrouteError
 from router.routing.fleet import Rank
-from router.routing.room_lanes import Lane, LaneName, Target, Waiting
+from router.routing.room_lanes import Lane, LaneName, Target, Waiting, nothing
 from router.routing.room_rule import RoomRule
 from router.routing.tenant_shares import TenantShares
 
@@ -216,6 +216,7 @@ class WaitingRoom:
 
     def _leave(self, waiting: Waiting) -> None:
         del self.waiting[waiting]
+        waiting.cancel = nothing  # what was there holds the request that holds it
         self._unfit.pop(waiting, None)
         self._body_bytes -= waiting.ask.body_bytes
         lane = waiting.lane

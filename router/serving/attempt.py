@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Generator
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from router.core import Usage
 from router.errors import EngineError, EngineProtocolError, WarmrouteError
 from router.http.messages import Header
@@ -39,13 +41,10 @@ class Answer(Protocol):
     def deliver(self, reply: Reply) -> None: ...
 
 
-class WholeAnswer:
-    __slots__ = ("_body", "_content", "_usage")
-
-    def __init__(self, content: bytes, body: bytes, usage: Usage | None) -> None:
-        self._content = content
-        self._body = body
-        self._usage = usage
+class WholeAnswer(msgspec.Struct, eq=False):
+    _content: bytes
+    _body: bytes
+    _usage: Usage | None
 
     def deliver(self, reply: Reply) -> None:
         usage = self._usage
@@ -210,13 +209,27 @@ class Attempt:
     def on_data(self, data: bytes) -> None:
         self.received += len(data)
         try:
-            self._take(data)
+            if self._decoder is not None:
+                decoded = self._decoded(self._decoder, data)
+                if decoded is None:
+                    return
+                data = decoded
+            if self._relay is not None:
+                self._relay_events(self._relay, data)
+            else:
+                self._gather(data)
         except Exception as mistake:
             self._give_up(mistake)
 
     def on_end(self) -> None:
+        self.watch.end()
+        if self._answer is not None:
+            return
         try:
-            self._take_end()
+            if self._relay is None:
+                self._end_whole()
+            else:
+                self._end_events(self._relay)
         except Exception as mistake:
             self._give_up(mistake)
 
@@ -225,26 +238,15 @@ class Attempt:
         self.cancel()
         self._end(mistake)
 
-    def _take(self, data: bytes) -> None:
-        if self._decoder is not None:
-            try:
-                data = self._decoder.decompress(data)
-            except CorruptAnswer as error:
-                self.cancel(EngineProtocolError("The engine's compressed answer is corrupt.", detail=str(error)))
-                return
-        if self._relay is None:
-            self._gather(data)
-        else:
-            self._relay_events(self._relay, data)
+    def _decoded(self, decoder: Decoder, data: bytes) -> bytes | None:
+        """None: it is corrupt, and this attempt is over."""
+        try:
+            return decoder.decompress(data)
+        except CorruptAnswer as error:
+            self.cancel(EngineProtocolError("The engine's compressed answer is corrupt.", detail=str(error)))
+            return None
 
-    def _take_end(self) -> None:
-        relay = self._relay
-        self.watch.end()
-        if self._answer is not None:
-            return
-        if relay is None:
-            self._end_whole()
-            return
+    def _end_events(self, relay: EventRelay) -> None:
         rest = relay.end()
         if rest:
             self._pass_on(relay, rest)
@@ -296,7 +298,7 @@ class Attempt:
 
     def _probe(self) -> None:
         if not self.inside:  # between two events a comment is nothing
-            self._reply.write(_NOTHING)
+            self._reply.responder.write(_NOTHING)
 
     # -- an event stream
 
@@ -319,7 +321,7 @@ class Attempt:
                 reply.comment(events)
                 return
             self._start()
-        reply.write(events)
+        reply.responder.write(events)
 
     def _ended_by_engine(self, relay: EventRelay) -> None:
         if self._answer is not None:
@@ -349,7 +351,7 @@ class Attempt:
             return
         self._size += len(data)
         if self._passes:
-            self._reply.write(data)
+            self._reply.responder.write(data)
             self._gathered = [b"".join((*self._gathered, data))[-_USAGE_TAIL_BYTES:]]
         elif self._status == 200 or self._size <= _ERROR_BYTES:
             self._gathered.append(data)
@@ -363,7 +365,7 @@ class Attempt:
         body = b"".join(self._gathered)
         self._passes = True
         self._start(self._content)
-        self._reply.write(body)
+        self._reply.responder.write(body)
         self._gathered = [body[-_USAGE_TAIL_BYTES:]]
 
     def _unfolded(self, body: bytes) -> bytes:
@@ -386,16 +388,15 @@ class Attempt:
             self._usage = find_usage(body)
             self._end(StreamEnd())
         else:
-            self._usage = usage_of_answer(body)
-            self._end(self._whole(body))
+            usage = self._usage = usage_of_answer(body)
+            translation = self.translation
+            self._end(WholeAnswer(self._content, body, usage) if translation is None else self._told(translation, body))
 
-    def _whole(self, body: bytes) -> Answer | WarmrouteError:
-        if self.translation is not None:
-            translated = self.translation.answer(self._call.fields, body)
-            if translated is None:
-                return EngineProtocolError("The engine's answer is not what its API describes.")
-            body = translated
-        return WholeAnswer(self._content, body, self._usage)
+    def _told(self, translation: Translation, body: bytes) -> Answer | WarmrouteError:
+        translated = translation.answer(self._call.fields, body)
+        if translated is None:
+            return EngineProtocolError("The engine's answer is not what its API describes.")
+        return WholeAnswer(self._content, translated, self._usage)
 
     def _send_otherwise(self, error: bytes) -> bool:
         """Once more, by way of the other route, if the engine says that it lacks this one."""

@@ -40,63 +40,56 @@ class Timed(Protocol):
     def cancel(self, error: EngineError | None = None) -> None: ...
 
 
-class Watch:
-    """Over the time of one attempt."""
+class Watch(msgspec.Struct, eq=False):
+    """Over the time of one attempt. It does not know which: an attempt holds its watch, and two that hold each other
+    are left to the garbage collector, with all that hangs on them.
 
-    __slots__ = ("_attempt", "_between_s", "_draining", "_due", "_has_begun", "_loop", "_seen", "_shard", "_total_due")
+    due        of what is waited for now
+    total_due  of the whole
+    has_begun  its first token is there
+    seen       of `received`, when last looked at
+    """
 
-    def __init__(
-        self,
-        attempt: Timed,
-        shard: set[Watch],
-        loop: asyncio.AbstractEventLoop,
-        *,
-        due: float,
-        between_s: float,
-        total_due: float,
-    ) -> None:
-        """`due`: when its first token is. `total_due`: when all of it is."""
-        self._attempt = attempt
-        self._shard = shard
-        self._loop = loop
-        self._due = due
-        self._between_s = between_s
-        self._total_due = total_due
-        self._has_begun = self._draining = False
-        self._seen = 0
+    _shard: dict[Watch, Timed]
+    _loop: asyncio.AbstractEventLoop
+    due: float
+    between_s: float
+    total_due: float
+    has_begun: bool = False
+    draining: bool = False
+    seen: int = 0
 
     def begun(self) -> None:
         """The first token is there."""
-        self._has_begun = True
-        self._due = self._loop.time() + self._between_s
+        self.has_begun = True
+        self.due = self._loop.time() + self.between_s
 
     def drain(self) -> None:
         """The stream has ended; what is left is the end of the engine's answer."""
-        self._draining = True
-        self._due = self._loop.time() + _DRAIN_S
+        self.draining = True
+        self.due = self._loop.time() + _DRAIN_S
 
     def end(self) -> None:
-        self._shard.discard(self)
+        self._shard.pop(self, None)
 
-    def look(self, now: float) -> None:
+    def look(self, attempt: Timed, now: float) -> None:
         """End the attempt if its time is over."""
-        error = self._overdue(now)
-        if error is not None or (self._draining and now >= self._due):
+        error = self._overdue(attempt, now)
+        if error is not None or (self.draining and now >= self.due):
             self.end()
-            self._attempt.cancel(error)
+            attempt.cancel(error)
 
-    def _overdue(self, now: float) -> EngineTimeout | None:
-        if self._draining:
+    def _overdue(self, attempt: Timed, now: float) -> EngineTimeout | None:
+        if self.draining:
             return None
-        if now >= self._total_due:
+        if now >= self.total_due:
             return EngineTimeout("The answer took longer than the request may take.", code=TOTAL_TIMEOUT)
-        attempt = self._attempt
-        if self._has_begun and (attempt.received != self._seen or attempt.held_back):
-            self._seen = attempt.received
-            self._due = now + self._between_s
-        if now < self._due:
+        if self.has_begun and (attempt.received != self.seen or attempt.held_back):
+            self.seen = attempt.received
+            self.due = now + self.between_s
+        if now < self.due:
             return None
-        if self._has_begun:
+        if self.has_begun:
             return EngineTimeout("The engine stopped in the middle of its answer.", code="stall_timeout")
         return EngineTimeout("The engine did not begin to answer in time.", code=FIRST_TOKEN_TIMEOUT)
 
@@ -104,7 +97,7 @@ class Watch:
 class Deadlines:
     def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._shards: list[set[Watch]] = [set() for _ in range(_SHARDS)]
+        self._shards: list[dict[Watch, Timed]] = [{} for _ in range(_SHARDS)]
         self._next = itertools.cycle(self._shards).__next__  # which an attempt is put into
         self._turn = itertools.cycle(self._shards).__next__  # which is looked at
         self._look_s = _LOOK_S
@@ -115,9 +108,8 @@ class Deadlines:
         now = self._loop.time()
         total_due = inf if limits.total_s is None else now - age_s + limits.total_s
         shard = self._next()
-        due, between_s = now + first_byte_s, limits.between_s
-        watch = Watch(attempt, shard, self._loop, due=due, between_s=between_s, total_due=total_due)
-        shard.add(watch)
+        watch = Watch(shard, self._loop, now + first_byte_s, limits.between_s, total_due)
+        shard[watch] = attempt
         shortest = min(first_byte_s, limits.between_s, total_due - now)
         if shortest < self._look_s:
             self._look_s = max(0.01, shortest)
@@ -136,8 +128,8 @@ class Deadlines:
     def _look(self) -> None:
         self._timer = None
         now, shard = self._loop.time(), self._turn()
-        for watch in list(shard):
-            watch.look(now)
+        for watch, attempt in list(shard.items()):
+            watch.look(attempt, now)
         if self._timer is None and any(self._shards):
             self._keep_looking()
         elif self._timer is None:

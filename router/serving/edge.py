@@ -169,7 +169,7 @@ class Edge:
         lines = b"\r\nx-request-id: " + shown
         if self._origins and (origin := headers.get(b"origin")) is not None:
             lines += header_lines(self._cors(origin))
-        return Reply(responder, lines, request_id=request_id, upstream_id=upstream_id, serial=serial)
+        return Reply(responder, lines, request_id, upstream_id, serial)
 
     def _cors(self, origin: bytes) -> tuple[Header, ...]:
         vary = (b"vary", b"origin")

@@ -94,21 +94,22 @@ def fault_amid(error: WarmrouteError) -> Fault | None:
 
 
 class RetryBudget:
-    """Attempts that may be made again: one for every `1 / share` requests, and up to `burst` at once."""
+    """Attempts that may be made again: one for every `1 / share` requests, and up to `burst` at once.
 
-    __slots__ = ("_burst", "_left", "share")
+    requests: that have come since one was last to be made. Counted by whoever takes them.
+    """
+
+    __slots__ = ("_burst", "_left", "requests", "share")
 
     def __init__(self, share: float, *, burst: float = 10.0) -> None:
         self.share = share
+        self.requests = 0
         self._burst = burst
         self._left = burst
 
-    def request(self) -> None:
-        """A request has come."""
-        left = self._left + self.share
-        self._left = left if left < self._burst else self._burst
-
     def spend(self) -> bool:
+        self._left = min(self._burst, self._left + self.requests * self.share)
+        self.requests = 0
         if self._left < 1.0:
             return False
         self._left -= 1.0

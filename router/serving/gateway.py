@@ -10,6 +10,8 @@ import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+import msgspec
+
 from router.core import OPEN, Ask, Booking, Caller, DeliveredSource, Finish, Outcome, Placement, Prompt
 from router.errors import ClientError, EngineTimeout, WarmrouteError
 from router.http.messages import Request, header_lines
@@ -41,30 +43,23 @@ Access = Callable[[Request], Listener]
 """Who notes a request: asked when it comes, so that it can look at the client, and told when it has ended."""
 
 
-class Passage:
-    """What has become of one request so far; at its end, its Outcome."""
+class Passage(msgspec.Struct, eq=False):
+    """What has become of one request so far; at its end, its Outcome. began: monotonic. started_at: wall clock."""
 
-    __slots__ = (
-        "access", "answered", "asked_model", "attempt", "attempts", "began", "booking", "call", "caller", "hold",
-        "keep_alive",
-        "prompt", "queue_s", "started_at",
-    )  # fmt: skip
-
-    def __init__(self, access: Listener | None, caller: Caller) -> None:
-        self.access = access
-        self.caller = caller
-        self.began = time.monotonic()
-        self.started_at = time.time()
-        self.asked_model = ""
-        self.call: Call | None = None
-        self.prompt: Prompt | None = None
-        self.booking: Booking | None = None
-        self.answered: Booking | None = None  # the place of a stream that broke off, and nobody goes on with
-        self.attempt: Attempt | None = None
-        self.hold: Hold | None = None
-        self.keep_alive: KeepAlive | None = None
-        self.attempts = 0
-        self.queue_s = 0.0
+    access: Listener | None
+    caller: Caller
+    began: float
+    started_at: float
+    asked_model: str = ""
+    call: Call | None = None
+    prompt: Prompt | None = None
+    booking: Booking | None = None
+    answered: Booking | None = None  # the place of a stream that broke off, and nobody goes on with
+    attempt: Attempt | None = None
+    hold: Hold | None = None
+    keep_alive: KeepAlive | None = None
+    attempts: int = 0
+    queue_s: float = 0.0
 
     @property
     def age_s(self) -> float:
@@ -179,7 +174,8 @@ class Gateway:
 
         `path`: as engines know it.
         """
-        passage = Passage(None if self._access is None else self._access(request), caller)
+        access = None if self._access is None else self._access(request)
+        passage = Passage(access, caller, time.monotonic(), time.time())
         try:
             if self._limiter is not None and (decided := self._admit(self._limiter, passage)) is not None:
                 await decided
@@ -222,7 +218,8 @@ class Gateway:
 
     def refuse(self, request: Request, reply: Reply, error: WarmrouteError, caller: Caller = OPEN) -> None:
         """Answer a request that did not come whole. It has an Outcome, as every other."""
-        self._fail(Passage(None if self._access is None else self._access(request), caller), reply, error)
+        access = None if self._access is None else self._access(request)
+        self._fail(Passage(access, caller, time.monotonic(), time.time()), reply, error)
 
     def _receive(self, call: Call, passage: Passage) -> Call:
         """The call as one for the model that a split chooses. Raises NoEngine while that has not joined."""
@@ -241,13 +238,13 @@ class Gateway:
         if every_s is not None and call.stream:
             loop = asyncio.get_running_loop()
             passage.keep_alive = KeepAlive(reply, every_s, is_amid=passage.is_amid, loop=loop)
-        self.budget.request()
+        self.budget.requests += 1
         if self._ledger is not None:
             self._ledger.admit(call)
         caller = call.caller
         if caller.domain:
             self._field_rules.check(call.fields, call.form, caller)
-        if self._quarantine and self._quarantine.holds(call.body, caller.domain):
+        if self._quarantine.ended and self._quarantine.holds(call.body, caller.domain):
             raise deadly()
         if self._tools_order is not None and "tools" in call.fields:
             self._tools_order.observe(call.named.model.name, call.fields["tools"])
@@ -295,6 +292,7 @@ class Gateway:
         self, passage: Passage, call: Call, prompt: Prompt, reply: Reply, tries: Tries | None = None
     ) -> Answer:
         """Place and send. `tries`: those made before this one."""
+        limits, rule = call.limits, call.named.model.failover
         asked = time.monotonic()
         exclude = tries.failed if tries is not None else ()
         try:
@@ -322,8 +320,8 @@ class Gateway:
             booking,
             reply,
             on_first_token=self._progress,
-            first_byte_s=_first_byte_s(call, booking, tries),
-            age_s=passage.age_s if call.limits.total_s is not None else 0.0,
+            first_byte_s=limits.first_byte_s if rule.move_on_s is None else _first_byte_s(call, booking, tries),
+            age_s=passage.age_s if limits.total_s is not None else 0.0,
         )
         try:
             return await attempt

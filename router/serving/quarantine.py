@@ -16,18 +16,16 @@ FALLEN_S = 60.0  # an engine that died so short a time ago did not die of what i
 
 
 class Quarantine:
-    """Bodies by their hash: clients send what failed again, byte for byte. False while nothing is kept.
+    """Bodies by their hash: clients send what failed again, byte for byte.
 
-    domain: of isolation; what one has sent is not told to another.
+    domain: of isolation; what one has sent is not told to another. ended: by such a hash, how many engines, and until
+    when that is kept.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._ended: OrderedDict[bytes, tuple[int, float]] = OrderedDict()  # engines, and until when that is kept
+        self.ended: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
         self._fallen: dict[str, float] = {}  # instance → when it died
-
-    def __bool__(self) -> bool:
-        return bool(self._ended)
 
     def note(self, body: bytes, instance: str, domain: str = "") -> bool:
         """An engine that was sent this is dead. Whether that makes it one too many."""
@@ -37,19 +35,19 @@ class Quarantine:
         self._fallen = {name: at for name, at in self._fallen.items() if now - at < FALLEN_S}
         self._fallen[instance] = now
         engines = self._engines(key) + 1
-        self._ended[key] = engines, now + KEPT_S
-        self._ended.move_to_end(key)
-        while len(self._ended) > KEPT:
-            self._ended.popitem(last=False)
+        self.ended[key] = engines, now + KEPT_S
+        self.ended.move_to_end(key)
+        while len(self.ended) > KEPT:
+            self.ended.popitem(last=False)
         return engines >= DEADLY
 
     def holds(self, body: bytes, domain: str = "") -> bool:
         return self._engines(_key(body, domain)) >= DEADLY
 
     def _engines(self, key: bytes) -> int:
-        engines, until = self._ended.get(key, (0, 0.0))
+        engines, until = self.ended.get(key, (0, 0.0))
         if engines and self._clock() >= until:
-            del self._ended[key]
+            del self.ended[key]
             return 0
         return engines
 

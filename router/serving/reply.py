@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import ceil
 from typing import Any, Protocol
 
+import msgspec
 import orjson
 
 from router.errors import WarmrouteError
@@ -44,7 +45,7 @@ class Responder(Protocol):
     def abort(self) -> None: ...
 
 
-class Reply:
+class Reply(msgspec.Struct, eq=False):
     """The answer to one request. Headers are lines as `header_lines` writes them.
 
     lines        what goes with every answer
@@ -57,23 +58,15 @@ class Reply:
     waiting      a stream is open in which there are comments only: what comes of it is as open as before
     """
 
-    __slots__ = (
-        "api", "lines", "receipt", "request_id", "responder", "serial", "status", "upstream_id", "waiting", "write",
-    )  # fmt: skip
-
-    def __init__(
-        self, responder: Responder, lines: bytes, *, request_id: str, upstream_id: bytes, serial: str = ""
-    ) -> None:
-        self.responder = responder
-        self.lines = lines
-        self.request_id = request_id
-        self.serial = serial or request_id
-        self.upstream_id = upstream_id
-        self.receipt = b""
-        self.status = 0
-        self.waiting = False
-        self.api: Api = OPENAI
-        self.write = responder.write
+    responder: Responder
+    lines: bytes
+    request_id: str
+    upstream_id: bytes
+    serial: str
+    receipt: bytes = b""
+    status: int = 0
+    waiting: bool = False
+    api: Api = OPENAI
 
     @property
     def started(self) -> bool:
@@ -105,11 +98,11 @@ class Reply:
         if not self.responder.started:
             self.start()
             self.waiting = True
-        self.write(comments)
+        self.responder.write(comments)
 
     def finish(self, tail: bytes = b"") -> None:
         if tail:
-            self.write(tail)
+            self.responder.write(tail)
         self.responder.finish()
 
     def fail(self, error: WarmrouteError) -> None:
@@ -131,5 +124,5 @@ class Reply:
         In a stream, `error` is said in-band after so many `events`, and the end of the one the client is `inside` of.
         """
         if error is not None:
-            self.write((b"\n\n" if inside else b"") + self.api.render_event(error, self.request_id, events))
+            self.responder.write((b"\n\n" if inside else b"") + self.api.render_event(error, self.request_id, events))
         self.responder.abort()

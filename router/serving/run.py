@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+import msgspec
+
 
 class Waited(Protocol):
     """What a run waits for, beside futures: its `__await__` yields the object itself while it is not done."""
@@ -17,7 +19,7 @@ class Waited(Protocol):
     on_done: Callable[[], None] | None
 
 
-class Run:
+class Run(msgspec.Struct, eq=False):
     """Takes the steps of a coroutine on the loop, each at once when what it waits for is done.
 
     The coroutine awaits futures, tasks and `Waited`s. It has no current task: what needs one (`asyncio.timeout`, httpx)
@@ -25,14 +27,11 @@ class Run:
     to the loop's exception handler.
     """
 
-    __slots__ = ("_coroutine", "_on_end", "_reason", "_stop_now", "_waits_for")
-
-    def __init__(self, coroutine: Coroutine[Any, Any, None], on_end: Callable[[Run], object]) -> None:
-        self._coroutine = coroutine
-        self._on_end = on_end
-        self._waits_for: Any = None
-        self._reason: BaseException | None = None  # why it is to stop
-        self._stop_now = False
+    _coroutine: Coroutine[Any, Any, None]
+    _on_end: Callable[[Run], object]
+    _waits_for: Any = None
+    _reason: BaseException | None = None  # why it is to stop
+    _stop_now: bool = False
 
     def step(self, done: asyncio.Future[Any] | None = None) -> None:
         """Begin. Later steps come by themselves, as callbacks of what is waited for."""
@@ -44,6 +43,7 @@ class Run:
             else:
                 waited = coroutine.send(None)
         except (StopIteration, asyncio.CancelledError):
+            reason = self._reason = None  # it knows by which frames it came, and they know it
             self._on_end(self)
             return
         except Exception as error:

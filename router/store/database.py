@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
@@ -22,6 +22,8 @@ _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "p
 _BUSY_S = 10
 _CONNECT_S = 5
 _WRITES = "warmroute_writes"
+_NOT_THERE = ("08", "28", "3D", "53", "57")
+"""Classes of SQLSTATE: no connection, no such user, no such database, no room, shutting down or starting."""
 
 
 class Database:
@@ -58,7 +60,10 @@ class Database:
 
 def open_database(url: str, *, pool_size: int = 5) -> Database:
     """url: sqlite:///PATH, or postgresql://USER:PASSWORD@HOST:PORT/NAME. Connects to nothing yet. Raises ValueError."""
-    parsed = make_url(url)
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise ValueError("is no URL") from None  # which is not shown: it may hold a password
     driver = _DRIVERS.get(parsed.drivername.partition("+")[0])
     if driver is None:
         raise ValueError(f"must begin with sqlite:/// or postgresql:// (not {parsed.drivername}://)")
@@ -93,12 +98,14 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except (OperationalError, InterfaceError, PoolTimeout, OSError) as error:
-        raise _unavailable() from error
+        raise _unavailable(error) from error
     except DBAPIError as error:
-        if error.connection_invalidated:
-            raise _unavailable() from error
+        if error.connection_invalidated or str(getattr(error.orig, "sqlstate", None))[:2] in _NOT_THERE:
+            raise _unavailable(error) from error
         raise
 
 
-def _unavailable() -> StoreUnavailable:
-    return StoreUnavailable("The database cannot be reached now; try again.")
+def _unavailable(error: Exception) -> StoreUnavailable:
+    """The detail is what the driver says, without the query."""
+    detail = str(error.orig if isinstance(error, DBAPIError) else error)
+    return StoreUnavailable("The database cannot be reached now; try again.", detail=detail)

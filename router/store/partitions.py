@@ -48,7 +48,7 @@ async def ensure_ahead(connection: AsyncConnection, today: int) -> None:
 
 async def days_before(connection: AsyncConnection, day: int) -> list[int]:
     """The days older than that whose partition is there, oldest first (PostgreSQL)."""
-    names = await connection.scalars(text(f"SELECT relname FROM {_PARTITIONS}"))
+    names = await connection.scalars(text(f"SELECT relname FROM {_PARTITIONS} AND relname ~ '^requests_[0-9]{{8}}$'"))
     days = sorted((datetime.date.fromisoformat(name.removeprefix("requests_")) - _EPOCH).days for name in names)
     return [found for found in days if found < day]
 

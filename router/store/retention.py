@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
+from collections.abc import Callable
 
 from sqlalchemy import delete, select, text, tuple_
 from sqlalchemy.exc import DBAPIError
@@ -11,11 +14,28 @@ from router.store.database import Database
 from router.store.partitions import days_before, ensure_ahead, partition_name
 from router.store.schema import requests
 
+_log = logging.getLogger("warmroute")
+
+_DAY_S = 86_400
+_EVERY_S = 3_600.0
+_AGAIN_S = 60.0
 STEP_ROWS = 500
 """SQLite: deleted in one transaction, some milliseconds."""
 _PAUSE_S = 0.02
 _LOCK_WAIT = "1s"
 _LOCK_NOT_AVAILABLE = "55P03"
+
+
+async def keep(database: Database, *, retention_days: int, clock: Callable[[], float] = time.time) -> None:
+    """`apply`, every hour until it is cancelled."""
+    while True:
+        try:
+            await apply(database, today=int(clock() // _DAY_S), retention_days=retention_days)
+            again_s = _EVERY_S
+        except Exception as error:
+            _log.error("old rows could not be taken away: %s", type(error.__cause__ or error).__name__)
+            again_s = _AGAIN_S
+        await asyncio.sleep(again_s)
 
 
 async def apply(database: Database, *, today: int, retention_days: int) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Table, and_, delete, func, select, text, update
+from sqlalchemy import ColumnElement, Table, delete, func, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -64,19 +64,6 @@ async def rebuild(connection: AsyncConnection, day: int) -> None:
         await connection.execute(delete(table).where(of_day))
         columns = [*_keys(table), *SUMS]
         await connection.execute(table.insert().from_select(columns, sums_of_day(table, day, connection.dialect.name)))
-
-
-async def carry_own_cost(connection: AsyncConnection, day: int) -> None:
-    """Own costs are allocated to the sums by hour: takes those of a day's hours over into its sums by day."""
-    dimensions = [column.name for column in daily.primary_key if column.name != "day"]
-    own = (
-        select(*(hourly.c[name] for name in dimensions), func.sum(hourly.c.own_cost).label("own_cost"))
-        .where(_hours(day))
-        .group_by(*(hourly.c[name] for name in dimensions))
-        .subquery()
-    )
-    same = and_(daily.c.day == day, *(daily.c[name] == own.c[name] for name in dimensions))
-    await connection.execute(update(daily).values(own_cost=own.c.own_cost).where(same))
 
 
 def _hours(day: int) -> ColumnElement[bool]:

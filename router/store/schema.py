@@ -279,10 +279,12 @@ instance_hours = Table(  # allocated + idle = cost
     Column("currency", String(3), nullable=False),
     Column("cost", Money, nullable=False),
     Column("idle", Money, nullable=False),
-    Column("seen_from", Double, nullable=False),  # that it was there in this hour, the first time and the last
-    Column("seen_to", Double, nullable=False),
-    Column("ranks", SmallInteger, nullable=False),
-    Column("capacity_tokens", BigInteger, nullable=False),  # of its KV cache; 0: unknown
+    Column(
+        "seen_from", Double, nullable=False, default=0.0
+    ),  # that it was there in this hour, the first time and the last
+    Column("seen_to", Double, nullable=False, default=0.0),
+    Column("ranks", SmallInteger, nullable=False, default=1),
+    Column("capacity_tokens", BigInteger, nullable=False, default=0),  # of its KV cache; 0: unknown
     Column("per_hour", Money),  # by the configuration of a gateway
 )
 

@@ -9,6 +9,7 @@ beside that of a fixed piece of Python work in the same seconds: on a shared mac
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import socket
@@ -24,7 +25,7 @@ from typing import Any
 
 import uvloop
 
-from router.app import SWITCH_INTERVAL_S, Running
+from router.app import GC_THRESHOLDS, SWITCH_INTERVAL_S, Running
 from router.config import load
 from router.core import Outcome
 from tests.bench.processes import GATEWAY_CORE, LOAD_CORE, fake_engines, written_config
@@ -32,7 +33,7 @@ from tests.bench.table import Row, report
 
 TAKES_S = 15
 CONNECTIONS = 64
-WARM, COUNTED, TIMED = 50, 20, 400  # requests of each connection
+WARM, COUNTED, TIMED = 50, 20, 150  # requests of each connection
 KB = {"plain": "1", "stream": "1", "turns": "128"}
 WINDOW_S = 0.05
 LEAST_COUNTED = 20  # requests of a window that tells
@@ -161,6 +162,7 @@ def _free_port() -> int:
 def run(kind: str = "plain", top: int = 40) -> dict[str, Any]:
     os.sched_setaffinity(0, {GATEWAY_CORE})
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.set_threshold(*GC_THRESHOLDS)
     ports = [_free_port() for _ in range(4)]
     with fake_engines("--delay-ms", "0", "--chunks", "20", ports=ports):
         return uvloop.run(_measure(kind, top, [f"http://127.0.0.1:{port}" for port in ports]))

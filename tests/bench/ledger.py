@@ -89,7 +89,7 @@ def on_the_loop(folder: Path, count: int = 30_000) -> dict[str, float]:
     serials = [f"5f0c9d1a2b3c{n:08x}" for n in range(count)]
 
     def both(serial: str) -> None:
-        reply = Reply(_Responder(), b"", request_id=serial, upstream_id=b"")  # type: ignore[arg-type]
+        reply = Reply(_Responder(), b"", serial, b"", serial)  # type: ignore[arg-type]
         outcome = exchange.outcome(serial)
         began = time.perf_counter_ns()
         ledger.dispatched(
@@ -180,7 +180,7 @@ def fill(folder: Path, rows: int, first: int = 0) -> None:
     ledger, exchange = Ledger(spool), Exchange()
     for n in range(first, first + rows):
         serial = f"5f0c9d1a2b3c{n:08x}"
-        reply = Reply(_Responder(), b"", request_id=serial, upstream_id=b"")  # type: ignore[arg-type]
+        reply = Reply(_Responder(), b"", serial, b"", serial)  # type: ignore[arg-type]
         ledger.dispatched(
             exchange.call, exchange.prompt, exchange.booking, reply, started_at=1.8e9, asked_model="", attempts=1,
             queue_s=0.001,
@@ -214,15 +214,18 @@ def latency(runs: int, seconds: float) -> dict[str, Any]:
     with fake_engines("--delay-ms", "0"):
         for _ in range(runs):
             for enabled in (True, False):
-                with gateway(settings={"ledger": {"enabled": enabled}, "auth": {"mode": "open"}}):
+                with gateway(settings={"ledger": {"enabled": enabled}, "auth": {"mode": "open"}}) as measured:
                     load("plain", "-t", "1")
                     for name, arguments in LOADS.items():
-                        found[name][enabled].append(load(*arguments, "-t", str(seconds)))
+                        before = measured.cpu_s
+                        figures = load(*arguments, "-t", str(seconds))
+                        figures["cpu_us"] = (measured.cpu_s - before) / figures["requests"] * 1e6
+                        found[name][enabled].append(figures)
     return {
         name: {
             f"{'with' if enabled else 'without'}_{quantity}": round(median(one[quantity] for one in ones), 1)
             for enabled, ones in by.items()
-            for quantity in ("p50_us", "p99_us", "requests_per_s")
+            for quantity in ("p50_us", "p99_us", "cpu_us", "requests_per_s")
         }
         for name, by in found.items()
     }
@@ -246,8 +249,11 @@ def rows(figures: dict[str, Any]) -> Iterator[Row]:
             )
             yield Row(f"CPU of the writer, a row to {name}", found["cpu_us_per_row"], "µs")
     for name, found in figures["latency"].items():
-        for quantity, unit, target in (("p50_us", "µs", ""), ("p99_us", "µs", "≤ 1.3 ×"), ("requests_per_s", "/s", "")):
-            label = f"{name}: {quantity.removesuffix('_us').replace('_', ' ')}"
+        for quantity, unit, target in (
+            ("p50_us", "µs", ""), ("p99_us", "µs", "≤ 1.3 ×"), ("cpu_us", "µs", ""), ("requests_per_s", "/s", ""),
+        ):  # fmt: skip
+            said = quantity.removesuffix("_us").replace("_", " ").replace("cpu", "CPU of the relay, a request")
+            label = f"{name}: {said}"
             yield Row(label, found[f"with_{quantity}"], unit, found[f"without_{quantity}"], "no ledger", target)
 
 

@@ -46,6 +46,7 @@ async def _run(folder: Path, server: Postgres, requests: int, away_s: float, at_
     url = server.url("ledger")
     database = open_database(url)
     await upgrade(database)
+    await database.aclose()
     dice = random.Random(1)
     known = made_requests(requests, dice)
     engines = Engines(known, dice)
@@ -73,8 +74,9 @@ async def _run(folder: Path, server: Postgres, requests: int, away_s: float, at_
         await asyncio.gather(*downs)
         await asyncio.sleep(3)  # the writer tries again within two
         await gateway.end(signal.SIGTERM)
+        database = open_database(url)
         found = await compare(database, known, engines.all[0])
-    await database.aclose()
+        await database.aclose()
     for mistake in found.mistakes[:20]:
         print(mistake)
     if found.mistakes:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from decimal import Decimal
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import uvloop
 
@@ -20,6 +19,7 @@ from router.serving.limits.counters import InThisProcess
 from router.serving.limits.holds import Counters
 from router.serving.limits.limiter import Limiter
 from router.serving.limits.shared import OverRedis
+from router.serving.pricing import Price
 from router.store.limits import Limit
 from tests.bench.table import Row, report
 from tests.servers import Redis
@@ -39,12 +39,7 @@ ENDED = Outcome(
 )  # fmt: skip
 
 
-class Price(NamedTuple):
-    currency: str
-    per_million: dict[str, Decimal]
-
-
-PRICE = Price("USD", {"uncached_input": Decimal("0.2"), "cache_read": Decimal("0.02"), "output": Decimal("0.6")})
+PRICE = Price("price_a", "m", None, "USD", (200_000, 20_000, *[200_000] * 3, *[600_000] * 2, 200_000, 600_000), 0.0)
 
 
 def limiter(counters: Counters) -> Limiter:

@@ -149,6 +149,12 @@ class TestASaltThatATenantSends:
         assert "keep this caller's cache apart" in answer.json()["error"]["message"]
         assert deaf.seen == []
 
+    async def test_an_engine_that_is_open_past_the_gateway_may_count_as_one(self, tenants: Any) -> None:
+        gateway = await tenants(engine := Engine(), isolation={"open_engines": "refuse"})
+        assert (await gateway.ask("T1", self.CALLS[1]["json"])).status_code == 503
+        assert engine.seen == []
+        assert "answers without a key" in (await gateway.stand.fleet_rows())[0]["isolation"]
+
     async def test_tenants_that_share_by_choice_may_use_it(self, tenants: Any) -> None:
         gateway = await tenants(deaf := Engine(salted=()), tenant={"isolation": "shared"})
         assert (await gateway.ask("T1", self.CALLS[1]["json"])).status_code == 200

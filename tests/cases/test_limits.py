@@ -17,6 +17,7 @@ from router.core import Prompt, Usage
 from router.errors import RateLimited
 from router.serving.limits import line
 from router.serving.limits.opening import open_limits
+from router.serving.pricing import Price, Tokens
 from router.store.database import Database
 from router.store.limits import Limit, used_in
 from router.store.windows import read_window
@@ -29,12 +30,12 @@ from tests.router.serving.limits.stand import (
     CALLER,
     MONDAY,
     PARTS,
-    Price,
     SharedClock,
     Stand,
     limit,
     money,
     outcome,
+    price,
     with_clock_of_a_test,
 )
 from tests.router.serving.stand import EngineSide, FakePrompts
@@ -79,10 +80,9 @@ async def test_a_crowd_cannot_spend_more_than_there_is(
     """The case's own figures leave room for none; with less spent before, as many pass as fit in together."""
     case = case_input("85")
     setup, (call,), (upstream,) = case["setup"], case["client"], case["upstream"]
-    price = Price("USD", {"uncached_input": Decimal(3750), "output": Decimal(625)})
-    of_prompt, of_output = 10 * price.per_million["uncached_input"], price.per_million["output"]
-    assert (of_prompt + 100 * of_output) / 10**6 == Decimal(setup["estimated_cost_each"])
-    assert (of_prompt + 4 * of_output) / 10**6 == Decimal(setup["actual_cost_each"])
+    dear = price(uncached_input="3750", output="625")
+    assert dear.cost(Tokens(uncached_input=10, output=100)) == Decimal(setup["estimated_cost_each"])
+    assert dear.cost(Tokens(uncached_input=10, output=4)) == Decimal(setup["actual_cost_each"])
     before = Decimal(spent or setup["spent"])
     decided = asyncio.Event()
     answer = json.dumps({"choices": [], "usage": upstream["usage"]}).encode()
@@ -95,7 +95,7 @@ async def test_a_crowd_cannot_spend_more_than_there_is(
     limiters[0].end(await spend(limiters[0], before), costing(before))
     await limiters[0].told()
     async with AsyncExitStack() as stack:
-        replicas = [await stack.enter_async_context(replica(limiter, engine, price)) for limiter in limiters]
+        replicas = [await stack.enter_async_context(replica(limiter, engine, dear)) for limiter in limiters]
         asked = [asyncio.ensure_future(replicas[n % 3].ask(call["json"])) for n in range(call["concurrent"])]
         while sum(each.done() for each in asked) < call["concurrent"] - fit:
             await asyncio.wait([each for each in asked if not each.done()], return_when=asyncio.FIRST_COMPLETED)
@@ -111,10 +111,10 @@ async def test_a_crowd_cannot_spend_more_than_there_is(
 
 
 @asynccontextmanager
-async def replica(limited: SharedStand, engine: Any, price: Price) -> AsyncIterator[Gateway]:
+async def replica(limited: SharedStand, engine: Any, dear: Price) -> AsyncIterator[Gateway]:
     gateway = Gateway()
     gateway.prompts = TenTokens()
-    limited.limiter._price_of = lambda model, tenant: price
+    limited.limiter._price_of = lambda model, tenant: dear
     try:
         await gateway.start(engine, limiter=limited.limiter, identify=lambda headers: CALLER)
         yield gateway

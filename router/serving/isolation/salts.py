@@ -21,8 +21,6 @@ CHAT = "/v1/chat/completions"
 _EVERYWHERE = frozenset((CHAT, "/v1/completions"))
 _ALSO_VLLM = frozenset(("/inference/v1/generate",))
 _BY_WAY_OF_CHAT = frozenset(("/v1/messages", "/v1/responses"))
-_NOT_HONOURED: frozenset[tuple[str, str]] = frozenset()
-"""(kind, path) where the engine's description has the field, and its code drops it."""
 
 WITHOUT_PREFIX = frozenset(("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/audio/speech"))
 """Paths on which no engine keeps anything of a prompt."""
@@ -54,8 +52,7 @@ def salted_paths(
     verified: it has been seen to honour one, whatever its kind.
     """
     if described and CHAT in described:
-        found = {path for path, forms in described.items() if forms and all("cache_salt" in form for form in forms)}
-        return frozenset(path for path in found if (kind, path) not in _NOT_HONOURED)
+        return frozenset(path for path, forms in described.items() if forms and all("cache_salt" in f for f in forms))
     if kind == "vllm":
         return _EVERYWHERE | _ALSO_VLLM
     return _EVERYWHERE if kind == "sglang" or verified else frozenset()

@@ -49,6 +49,7 @@ class WriterSettings(msgspec.Struct, frozen=True):
     folder: Path
     unknown_cached: UnknownCached = "full_price"
     currency: str = "USD"  # of prices per hour in the configuration
+    retention_days: int = 90
 
 
 class Writer:
@@ -90,7 +91,12 @@ class Writer:
             self._hours.update(range(this_hour - _HOURS_AT_START, this_hour + 1))
             while True:
                 is_last = self._stopping
-                if not await self._write_next(is_last=is_last):
+                try:
+                    has_written = await self._write_next(is_last=is_last)
+                except OSError as error:
+                    _log.error("the ledger's spool cannot be read on: %s", error.strerror)
+                    has_written = False
+                if not has_written:
                     if is_last:
                         return
                     await self._pause(IDLE_S)

@@ -3,7 +3,7 @@
     limiter.py    what a request goes through: admit, reserve, settle
     book.py       which limits a caller has, read from the tables
     meters.py     one limit, and what is used of it
-    charges.py    what a request counts: classes of tokens, their weights, their prices
+    charges.py    what its tokens cost (`serving/counting.py`: which of them are charged)
     lengths.py    how long answers become of which the client did not say it
     counters.py   counting in this process, exactly
     shared.py     counting for several gateways, in Redis: `line.py`, `counters.lua`; without it: `local_share.py`
@@ -30,5 +30,7 @@ leases end (`shared.LEASE_S`). While Redis is away:
     allow                let in, and counted
 
 What was used meanwhile is added in Redis as soon as it is back. After an outage longer than a lease, requests that were
-in flight all the time may not be counted as parallel until they end.
+in flight all the time may not be counted as parallel, and what they reserved is not, until they end. A gateway that
+starts while Redis is away thinks itself alone. Shares are of what each gateway heard last, so that in the window in
+which Redis went they may add up to a little more than what was left.
 """

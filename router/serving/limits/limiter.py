@@ -12,24 +12,13 @@ from collections.abc import Callable, Mapping
 
 from router.core import Caller, Outcome
 from router.errors import WarmrouteError
+from router.serving.counting import billed_counts
 from router.serving.limits.book import LimitBook
-from router.serving.limits.charges import (
-    Counts,
-    CountsOf,
-    Price,
-    PriceOf,
-    Rates,
-    cost_of,
-    counts_of,
-    no_price,
-    rates_of,
-)
+from router.serving.limits.charges import Counts, CountsOf, PriceOf, cost_of, no_price
 from router.serving.limits.headers import Dialect, tightest
 from router.serving.limits.holds import Charge, Counters, Hold
 from router.serving.limits.lengths import OutputLengths
 from router.serving.limits.meters import Meter
-
-_PRICES = 1024  # whose rates are remembered
 
 
 class Limiter:
@@ -43,7 +32,7 @@ class Limiter:
         counters: Counters,
         *,
         price_of: PriceOf = no_price,
-        counts: CountsOf = counts_of,
+        counts: CountsOf = billed_counts,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`counts`: what an ended request is charged, in tokens by class. `clock`: wall clock."""
@@ -53,7 +42,6 @@ class Limiter:
         self._counts_of = counts
         self._clock = clock
         self._lengths = OutputLengths()
-        self._rates: dict[int, tuple[Price, Rates]] = {}
         self.refused: Counter[str] = Counter()
 
     def hold(self, caller: Caller) -> Hold | None:
@@ -145,14 +133,7 @@ class Limiter:
     def _cost(self, counts: Counts, model: str, caller: Caller) -> tuple[int, str]:
         """In 1e-12 of the unit of the currency. A model without a price costs nothing."""
         price = self._price_of(model, caller.tenant)
-        if price is None:
-            return 0, ""
-        known = self._rates.get(id(price))
-        if known is None or known[0] is not price:
-            if len(self._rates) >= _PRICES:
-                self._rates.clear()
-            known = self._rates[id(price)] = price, rates_of(price)
-        return cost_of(counts, known[1]), price.currency
+        return (0, "") if price is None else (cost_of(counts, price), price.currency)
 
 
 def _actual(meter: Meter, requests: int, counts: Mapping[str, int], cost: int, currency: str) -> int:

@@ -6,8 +6,9 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from router.serving.counting import billed_counts
 from router.serving.limits.book import LimitBook
-from router.serving.limits.charges import CountsOf, PriceOf, counts_of, no_price
+from router.serving.limits.charges import CountsOf, PriceOf, no_price
 from router.serving.limits.counters import InThisProcess
 from router.serving.limits.limiter import Limiter
 from router.serving.limits.shared import LEASE_S, OverRedis
@@ -24,7 +25,7 @@ async def open_limits(
     refresh_s: float = 0.5,
     lease_s: float = LEASE_S,
     price_of: PriceOf = no_price,
-    counts: CountsOf = counts_of,
+    counts: CountsOf = billed_counts,
     clock: Callable[[], float] = time.time,
 ) -> AsyncIterator[Limiter]:
     """Until the last request has ended. Raises ValueError for a redis_url that is none."""

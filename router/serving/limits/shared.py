@@ -94,7 +94,7 @@ class OverRedis:
                 used.append(Used(meter.id, start, meter.window.span(start)[1], amount))
         tenant = hold.caller.tenant
         if hold.name:
-            self._open[tenant].pop(hold.name, None)
+            self._open.get(tenant, {}).pop(hold.name, None)
             if hold.taken or hold.unanswered:
                 self._tell(Settle(tenant, hold.name, used))
         elif used and self._line.is_up:  # begun while Redis was away

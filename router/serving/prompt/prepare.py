@@ -274,7 +274,10 @@ class ModelPrompts:
         """No engine holds it whole; the block it begins in may be held, and whoever sends it next finds it sooner."""
         if not self.limits.spare_share:
             return False
-        us = sum(map(weight, unseen)) * self._encoder.us_per_byte
+        size = 0
+        for piece in unseen:
+            size += len(piece) if isinstance(piece, str) and piece.isascii() else weight(piece)
+        us = size * self._encoder.us_per_byte
         return us <= self.limits.inline_us and self._spare.spend(us)
 
     def _learn(self, search: Search, upto: int) -> Prompt | Coroutine[Any, Any, Prompt]:
@@ -322,7 +325,7 @@ class ModelPrompts:
         self.stats.estimated += 1
         asked, hashes, first = search.asked, search.hashes, len(search.known)
         pieces, bytes_per_token = asked.pieces, self._encoder.bytes_per_token
-        known_tokens = search.tokens
+        known_tokens = search.known[-1].tokens if search.known else len(asked.opening)
         tokens, size = float(known_tokens), 0
         text_keys: list[tuple[int, int]] = []
         for at in range(first, len(hashes)):

@@ -33,11 +33,6 @@ class Search(msgspec.Struct):
         root = Link.root(self.root, self.sizes)
         return root.extend(self.asked.opening) if self.asked.opening else root
 
-    @property
-    def tokens(self) -> int:
-        """As many as are known."""
-        return self.known[-1].tokens if self.known else len(self.asked.opening)
-
 
 def chain_hashes(pieces: Sequence[Piece], seed: int) -> list[int]:
     """Each hash stands for its piece and all before it. Raises UnicodeEncodeError for text with half a character."""

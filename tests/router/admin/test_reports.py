@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, update
 
-from router.store.rollup import carry_own_cost
-from router.store.schema import hourly, instance_hours
+from router.store.schema import daily, hourly, instance_hours
 from tests.router.admin.office import Office, opened
-from tests.router.store.rows import DAY, DAY_S, row, write
+from tests.router.store.rows import DAY, DAY_S, engine_hour, row, write
 
 ONE_DAY = "from=2026-11-30&to=2026-11-30"
 
@@ -29,9 +28,8 @@ async def office(tmp_path: Path) -> AsyncIterator[Office]:
         await write(office.database, rows)
         async with office.database.write() as connection:
             await connection.execute(update(hourly).values(own_cost=Decimal("0.1")))
-            await carry_own_cost(connection, DAY)
-            cost = {"currency": "USD", "cost": Decimal("0.2"), "idle": Decimal(0)}
-            await connection.execute(insert(instance_hours).values(hour=DAY * 24, instance="gpu-1", **cost))
+            await connection.execute(update(daily).values(own_cost=Decimal("0.1")))
+            await connection.execute(insert(instance_hours).values(engine_hour(DAY * 24)))
         yield office
 
 

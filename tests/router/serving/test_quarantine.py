@@ -12,9 +12,9 @@ class Clock:
 
 def test_the_second_engine_is_one_too_many() -> None:
     quarantine = Quarantine(clock=Clock())
-    assert not quarantine
+    assert not quarantine.ended
     assert not quarantine.note(b"deadly", "a")
-    assert quarantine
+    assert quarantine.ended
     assert not quarantine.holds(b"deadly"), "the first may have died of something else"
     assert quarantine.note(b"deadly", "b")
     assert quarantine.holds(b"deadly")
@@ -30,7 +30,7 @@ def test_it_is_kept_for_a_time() -> None:
     assert quarantine.holds(b"deadly")
     clock.now = KEPT_S
     assert not quarantine.holds(b"deadly")
-    assert not quarantine, "and then forgotten"
+    assert not quarantine.ended, "and then forgotten"
 
 
 def test_it_does_not_grow() -> None:
@@ -40,7 +40,7 @@ def test_it_does_not_grow() -> None:
         quarantine.note(b"%d" % number, f"a{number}")
         quarantine.note(b"often", f"b{number}")
         clock.now += 1.0
-    assert len(quarantine._ended) <= KEPT
+    assert len(quarantine.ended) <= KEPT
     assert len(quarantine._fallen) <= 2 * FALLEN_S
     assert quarantine.holds(b"often")
 
@@ -56,3 +56,12 @@ def test_an_engine_that_was_dead_before_did_not_die_of_this() -> None:
     assert not quarantine.holds(b"innocent")
     clock.now = FALLEN_S
     assert quarantine.note(b"deadly", "a"), "it came back, and died again"
+
+
+def test_what_one_domain_sent_is_not_told_to_another() -> None:
+    quarantine = Quarantine(clock=Clock())
+    for number in range(DEADLY):
+        quarantine.note(b"deadly", f"{number}", "tenant:a")
+    assert quarantine.holds(b"deadly", "tenant:a")
+    assert not quarantine.holds(b"deadly", "tenant:b")
+    assert not quarantine.holds(b"deadly")

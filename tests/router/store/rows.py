@@ -32,6 +32,14 @@ def row(id: str, *, at: float = DAY * DAY_S, **columns: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def engine_hour(hour: int, **columns: Any) -> dict[str, Any]:
+    """A row of `instance_hours`: an engine that cost 0.3 $ in an hour, of which nobody used a third."""
+    return {
+        "hour": hour, "instance": "gpu-1", "currency": "USD", "cost": Decimal("0.3"), "idle": Decimal("0.1"),
+        "seen_from": 0.0, "seen_to": 0.0, "ranks": 1, "capacity_tokens": 0, "per_hour": None, **columns,
+    }  # fmt: skip
+
+
 async def write(database: Database, rows: Sequence[Mapping[str, Any]]) -> int:
     """In one transaction; how many were new."""
     once = {(row["day"], row["id"]): row for row in rows}  # a batch may hold a row twice

@@ -6,7 +6,7 @@ from sqlalchemy.exc import IntegrityError
 
 from router.errors import StoreUnavailable
 from router.store import schema
-from router.store.database import Database
+from router.store.database import Database, open_database
 from tests.servers import Postgres
 
 
@@ -52,3 +52,19 @@ async def test_postgresql_that_goes_and_comes_back(postgres: Postgres, on_postgr
         await _tenants(on_postgres)
     postgres.start()
     assert await _tenants(on_postgres) == ["ten_1"]
+
+
+@pytest.mark.parametrize("place", ["warmroute@127.0.0.1:{port}/nosuch", "nobody@127.0.0.1:{port}/warmroute"])
+async def test_a_database_that_does_not_let_us_in_is_unavailable(place: str, postgres: Postgres) -> None:
+    database = open_database("postgresql://" + place.format(port=postgres.port))
+    with pytest.raises(StoreUnavailable) as refused:
+        await _tenants(database)
+    assert refused.value.detail.endswith("does not exist")
+    await database.aclose()
+
+
+@pytest.mark.parametrize("url", ["mysql://user:secret@host/name", "secret"])
+def test_what_is_no_url_of_ours_is_not_shown(url: str) -> None:
+    with pytest.raises(ValueError, match=r"^(must begin with|is no URL)") as refused:
+        open_database(url)
+    assert "secret" not in str(refused.value)

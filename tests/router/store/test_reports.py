@@ -12,9 +12,8 @@ from router.store import reports
 from router.store.database import Database, open_database
 from router.store.report_lines import Line
 from router.store.reports import Question, cost_report, statement
-from router.store.rollup import carry_own_cost
-from router.store.schema import hourly, instance_hours, projects, tenants
-from tests.router.store.rows import DAY, DAY_S, row, write
+from router.store.schema import daily, hourly, instance_hours, projects, tenants
+from tests.router.store.rows import DAY, DAY_S, engine_hour, row, write
 
 NOVEMBER_30 = datetime.date(2026, 11, 30)
 NINE = DAY * DAY_S + 9 * 3600
@@ -113,9 +112,10 @@ async def test_what_instances_cost_and_what_is_left(database: Database) -> None:
     await write(database, [row("1", at=NINE), row("2", at=NINE + 3600), row("3", at=NINE, currency="EUR")])
     async with database.write() as connection:
         await connection.execute(update(hourly).values(own_cost=Decimal("0.1")))
-        await carry_own_cost(connection, DAY)
-        hour = {"instance": "gpu-1", "currency": "USD", "cost": Decimal("0.3"), "idle": Decimal("0.1")}
-        await connection.execute(insert(instance_hours).values(hour=DAY * 24 + 9, **hour))
+        await connection.execute(update(daily).values(own_cost=Decimal("0.2")).where(daily.c.currency == "USD"))
+        await connection.execute(update(daily).values(own_cost=Decimal("0.1")).where(daily.c.currency == "EUR"))
+        await connection.execute(insert(instance_hours).values(engine_hour(DAY * 24 + 9)))
+        await connection.execute(insert(instance_hours).values(engine_hour(DAY * 24, currency="EUR", cost=Decimal(0))))
     report = await cost_report(database, _question("instance"))
     assert report.own_currency == "USD"
     found = {line.currency: (line.own_cost, line.margin) for line in report.lines}
@@ -128,8 +128,8 @@ async def test_own_costs_in_two_currencies_are_not_told(database: Database) -> N
     await write(database, [row("1", at=NINE)])
     async with database.write() as connection:
         for instance, currency in (("gpu-1", "USD"), ("gpu-2", "EUR")):
-            cost = {"currency": currency, "cost": Decimal(1), "idle": Decimal(0)}
-            await connection.execute(insert(instance_hours).values(hour=DAY * 24, instance=instance, **cost))
+            of_hour = engine_hour(DAY * 24, instance=instance, currency=currency)
+            await connection.execute(insert(instance_hours).values(of_hour))
     report = await cost_report(database, _question("instance"))
     assert report.own_currency is None
     assert report.lines[0].own_cost is None
@@ -154,6 +154,7 @@ async def test_a_statement_is_of_one_tenant_and_one_month(database: Database) ->
         (_question("day", "day"), "twice"),
         (_question("tag", "model"), "by day and tenant only, not by model"),
         (_question("tag", key="key_a"), "not by key"),
+        (_question("hour", first=NOVEMBER_30 - datetime.timedelta(days=7)), "By hour, a report is of 7 days at most"),
         (_question("day", first=NOVEMBER_30 + datetime.timedelta(days=1)), "ends before it begins"),
     ],
 )

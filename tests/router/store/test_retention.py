@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from sqlalchemy import func, select
 
@@ -38,3 +40,16 @@ async def test_a_day_that_is_being_read_stays_for_now(on_postgres: Database, mon
     await retention.apply(on_postgres, today=DAY, retention_days=7)
     async with on_postgres.read() as connection:
         assert await days_before(connection, DAY + 9) == [DAY, DAY + 1, DAY + 2, DAY + 3]
+
+
+async def test_it_goes_on_after_a_failure(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "_AGAIN_S", 0.0)
+    await write(database, [row("old", at=(DAY - 9) * DAY_S)])
+    days = iter([float("nan")])  # the first time it fails
+    keeping = asyncio.create_task(
+        retention.keep(database, retention_days=7, clock=lambda: next(days, float(DAY * DAY_S)))
+    )
+    while await _days(database):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,7 +16,9 @@ from router.serving.limits.counters import InThisProcess
 from router.serving.limits.holds import Counters, Hold
 from router.serving.limits.limiter import Limiter
 from router.serving.limits.shared import OverRedis
+from router.serving.pricing import Price
 from router.store.limits import Limit
+from router.store.schema import TOKEN_CLASSES
 
 MONDAY = 1_790_553_600.0
 """2026-09-28 00:00 UTC."""
@@ -25,12 +26,13 @@ CALLER = Caller(tenant="ten_a", project="proj_a", key="key_a")
 PARTS = 10**12
 
 
-class Price(NamedTuple):
-    currency: str
-    per_million: Mapping[str, Decimal]
+def price(currency: str = "USD", **per_million: str) -> Price:
+    """Of a million tokens, by class."""
+    parts = [int(Decimal(per_million.get(name, "0")) * 10**6) for name in TOKEN_CLASSES]
+    return Price("price_a", "m", None, currency, tuple(parts), 0.0)
 
 
-DOLLARS = Price("USD", {"uncached_input": Decimal(1), "cache_read": Decimal("0.1"), "output": Decimal(10)})
+DOLLARS = price(uncached_input="1", cache_read="0.1", output="10")
 
 
 def limit(measure: Any, amount: int, window: str = "1m", *, owner: str = "key_a", **more: Any) -> Limit:

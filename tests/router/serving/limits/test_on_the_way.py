@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from router.core import Caller
-from router.http.messages import Headers
+from router.http.messages import Request
 from router.serving.deadlines import TimeLimits
 from router.store.limits import Limit
 from tests.router.serving.limits.gateways import Gateways
@@ -23,8 +23,8 @@ MESSAGES = {"model": "m-chat", "messages": [{"role": "user", "content": "hello"}
 OF_PROMPT = 100  # what the prompt of the stand counts
 
 
-def identify(headers: Headers) -> Caller:
-    return Caller("ten_b", "proj_b", "key_b") if headers.get(b"x-api-key") == b"b" else CALLER
+def identify(request: Request) -> Caller:
+    return Caller("ten_b", "proj_b", "key_b") if request.named.get(b"x-api-key") == b"b" else CALLER
 
 
 async def start(stand: Stand, *scripts: Any, limits: tuple[Limit, ...] = LIMITS, **more: Any) -> Limited:

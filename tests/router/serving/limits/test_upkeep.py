@@ -118,8 +118,8 @@ async def test_what_cannot_be_written_now_is_written_later(tmp_path: Path, caplo
     await database.aclose()
 
 
-async def test_nothing_is_lost_by_a_write_that_fails(tmp_path: Path) -> None:
-    database = open_database(f"sqlite:///{tmp_path / 'nowhere' / 'w.sqlite'}")
+async def test_nothing_is_lost_by_a_write_that_fails() -> None:
+    database = open_database("postgresql://nobody@127.0.0.1:1/nowhere")
 
     counters = InThisProcess()
     counters.unwritten["lim_1", 0] = 5

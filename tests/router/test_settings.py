@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.app import open_shadows, ttft_slo_ms
+from router.settings import open_shadows, ttft_slo_ms
 from router.config import PolicyChoice
 from router.errors import ConfigError
 from router.routing.shadow import Shadows
