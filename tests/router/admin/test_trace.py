@@ -23,7 +23,7 @@ class Recorded:
     """The one method of `core.Live` that is needed here, and the names of the others."""
 
     fleet = explain = parity = readiness = requests = metrics = None
-    instances = drain = undrain = reload = isolation = None
+    instances = models = policies = config = drain = undrain = reload = isolation = None
 
     def __init__(self, log: TraceLog) -> None:
         self._log = log
