@@ -34,7 +34,7 @@ from router.admin.serve import served
 from router.config import Config, ListenTls
 from router.config.listen import asks_for_certificates, is_loopback
 from router.core import Instance, Outcome, Placement, Policy
-from router.errors import ConfigError, Conflict, StoreUnavailable, WarmrouteError
+from router.errors import ConfigError, Conflict, StoreUnavailable, WarmrouteError, place_of
 from router.http.client import Pool
 from router.http.messages import PoolLimits, Request
 from router.http.proxies import TrustedProxies
@@ -57,7 +57,6 @@ from router.routing.sent import SentIndex
 from router.routing.shadow import Shadows
 from router.routing.trace_log import TraceLog
 from router.serving.callers import Callers
-from router.serving.counting import billed_counts
 from router.serving.edge import Edge
 from router.serving.engines import Engines
 from router.serving.gateway import Gateway, Listener
@@ -527,7 +526,7 @@ class Running:
         limits = open_limits(
             self.store,
             price_of=prices.now,
-            counts=billed_counts,
+            unknown_cached=self._config.ledger.unknown_cached,
             redis_url=None if redis.url is None else redis.url.get_secret_value(),
             redis_timeout_s=redis.timeout_s,
             refresh_s=auth.refresh_s,
@@ -600,10 +599,13 @@ def engines_there(fleet: Fleet) -> Iterator[EngineThere]:
 
 
 async def _read_prices(prices: Prices, store: Database) -> None:
+    """Those that are known go on where they cannot be read."""
     try:
         await prices.refresh(store)
     except StoreUnavailable:
-        pass  # those that are known go on
+        pass  # told by who reads the keys
+    except Exception as unexpected:  # of a database without tables, e.g.; it must not be the last time
+        log.warning("prices cannot be read: %s", place_of(unexpected))
 
 
 async def _save(path: Path, index: BlockIndex, secret: bytes, feed: Feed) -> None:

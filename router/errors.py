@@ -35,7 +35,16 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
+
+_PLACES = 4
+
+
+def place_of(mistake: BaseException) -> str:
+    """The kind and the place of a mistake of ours; never its text, which may quote a prompt, a key or SQL."""
+    frames = traceback.extract_tb(mistake.__traceback__)[-_PLACES:]
+    return f"{type(mistake).__name__} at {' < '.join(f'{frame.name}:{frame.lineno}' for frame in reversed(frames))}"
 
 
 class WarmrouteError(Exception):

@@ -1,6 +1,7 @@
 """Routes of accounts that clients call at their base_url, passed on to the admin API, which knows keys and books.
 
-It asks for the key itself, so nothing is decided here.
+It reads the key itself. But it is open to its own machine while it has no key, and so it would be to whoever comes
+through here: nothing is passed on without one.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 import httpx
 
-from router.errors import WarmrouteError
+from router.errors import BadRequest, BodyTooLarge, Unauthenticated, WarmrouteError
 from router.http.messages import Request
 
 ROUTES = {
@@ -24,7 +25,9 @@ ROUTES = {
 }
 """Path -> method."""
 
-_PASSED = (b"authorization", b"x-api-key", b"api-key", b"content-type")
+_KEYS = (b"authorization", b"x-api-key", b"api-key")
+_PASSED = (*_KEYS, b"content-type")
+_MOST_BYTES = 64 * 1024
 _TIMEOUT_S = 10.0
 
 
@@ -44,14 +47,20 @@ class AccountRelay:
     """`admin_url`: of the admin API, as this process reaches it."""
 
     def __init__(self, admin_url: str) -> None:
-        self._http = httpx.AsyncClient(base_url=admin_url, timeout=_TIMEOUT_S)
+        self._http = httpx.AsyncClient(base_url=admin_url, timeout=_TIMEOUT_S, trust_env=False)
 
     async def __call__(self, request: Request) -> AccountAnswer:
-        """Raises AccountsUnavailable."""
+        """Raises Unauthenticated, BadRequest, BodyTooLarge, AccountsUnavailable."""
+        if not any(request.named.get(name) for name in _KEYS):
+            raise Unauthenticated("No API key was given. Send it as 'Authorization: Bearer KEY'.")
+        if len(request.body) > _MOST_BYTES:
+            raise BodyTooLarge(f"The request body is larger than {_MOST_BYTES} bytes.")
         headers = [(name, request.named[name]) for name in _PASSED if name in request.named]
-        url = httpx.URL(path=request.path, query=request.query)
         try:
+            url = httpx.URL(path=request.path, query=request.query)
             answer = await self._http.request(request.method, url, headers=headers, content=request.body)
+        except (httpx.InvalidURL, httpx.LocalProtocolError, UnicodeError) as error:
+            raise BadRequest("The request cannot be passed on as it is.") from error
         except httpx.HTTPError as error:
             raise AccountsUnavailable("The admin API does not answer now; try again.") from error
         content_type = answer.headers.get("content-type", "application/json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from math import ceil
 from typing import Any
@@ -10,8 +11,11 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.errors import WarmrouteError
+from router.errors import WarmrouteError, place_of
+
+log = logging.getLogger("warmroute")
 
 Documented = dict[int | str, dict[str, Any]]
 
@@ -60,8 +64,24 @@ async def _render_http(_: Request, error: Exception) -> JSONResponse:
 
 
 async def _render_fault(_: Request, error: Exception) -> JSONResponse:
-    """A mistake of ours; it is raised again, and so gets into the log."""
+    """A mistake of ours; it is raised again, and so gets into the log (`WithoutTraces`)."""
     return error_answer(500, "Something has gone wrong here.", type="server_error", code="internal_error")
+
+
+class WithoutTraces:
+    """The application as a server runs it, which would log what a mistake of ours says, and that may be SQL or a key.
+
+    It has been answered by then; an answer that broke off is ended by the server.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except Exception as mistake:
+            log.error("the admin API failed: %s", place_of(mistake))
 
 
 def error_answer(

@@ -28,6 +28,7 @@ from router.store.isolation import tenant_rules
 
 OPEN = Access(None, pepper=b"")
 _PREFIX = "/admin/v1"
+_MOST_BODY_BYTES = 16 << 20  # read before anybody is asked who they are; the largest are of `explain`
 
 
 def create_app(
@@ -45,6 +46,7 @@ def create_app(
         docs_url=None,  # its page would load scripts from a CDN; the schema is at /openapi.json
         redoc_url=None,
         responses=ANY_ERROR,
+        max_body_size=_MOST_BODY_BYTES,
         dependencies=[Depends(refuse_nul)],
     )
     render_errors(app)

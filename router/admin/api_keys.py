@@ -93,18 +93,8 @@ def keys_router(desk: Desk, needs: Needs) -> APIRouter:
     @router.post("/{key_id}/rotate", **creates(A_NEW_KEY))
     async def rotate(request: Request, key_id: str, body: Rotation, who: Administrator = write) -> Response:
         """A new key in the place of this one, which works for `grace_s` more."""
-        before = await not_above(desk, key_id, who)
-        if before["revoked_at"] is not None:
-            raise Conflict("The key is revoked, or replaced already.")
-
-        async def build(edit: Edit) -> dict[str, Any]:
-            taken = ("name", "kind", "tenant", "project", "scopes", "models", "expires_at", "metadata")
-            answer = await insert_key(desk, edit, {name: before[name] for name in taken})
-            ends = {"revoked_at": edit.at + body.grace_s, "replaced_by": answer["id"]}
-            await edit.update(keys, "key.rotate", before, ends)
-            return answer
-
-        return await desk.create(request, who, build)
+        await not_above(desk, key_id, who)
+        return await desk.create(request, who, lambda edit: replace_key(desk, edit, key_id, body.grace_s))
 
     return router
 
@@ -115,6 +105,17 @@ async def insert_key(desk: Desk, edit: Edit, values: dict[str, Any]) -> dict[str
     secret = {"shown": made.shown(key), "mac": made.key_mac(desk.pepper, key)}
     row = await edit.insert(keys, "key.create", {"id": new_id(KEY), **values, **secret})
     return {**shown(keys, row), "key": key}
+
+
+async def replace_key(desk: Desk, edit: Edit, key_id: str, grace_s: float = 0) -> dict[str, Any]:
+    """The new row, with its `key`; the old one works so much longer. Raises Conflict."""
+    before = await edit.read(keys, key_id)
+    if before["revoked_at"] is not None:
+        raise Conflict("The key is revoked, or replaced already.")
+    taken = ("name", "kind", "tenant", "project", "scopes", "models", "expires_at", "metadata")
+    answer = await insert_key(desk, edit, {name: before[name] for name in taken})
+    await edit.update(keys, "key.rotate", before, {"revoked_at": edit.at + grace_s, "replaced_by": answer["id"]})
+    return answer
 
 
 async def _tenant_of(desk: Desk, body: NewKey, who: Administrator) -> str | None:

@@ -31,9 +31,6 @@ _LONGEST_KEY = 255
 After = Annotated[str | None, Query(description="the last id of the page before")]
 Limit = Annotated[int, Query(ge=1, le=100)]
 Archived = Annotated[bool, Query(description="also what is archived")]
-Name = Annotated[str, Query(max_length=200)]
-
-
 Moment = Annotated[float, Field(ge=0, lt=2.5e11, description="seconds since 1970")]
 
 

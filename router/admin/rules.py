@@ -24,7 +24,9 @@ _LEVELS: dict[str, Table] = {"tenant": tenants, "project": projects, "key": keys
 
 Currency = Annotated[str, StringConstraints(pattern=r"^[A-Z]{3}$")]
 Price = Annotated[Decimal, Field(ge=0, le=1_000_000, decimal_places=6)]
-Amount = Annotated[Decimal, Field(ge=0, le=9_000_000, decimal_places=12)]
+_MOST_MONEY = 9_000_000  # what 64 bits hold of 1e-12
+Money = Annotated[Decimal, Field(ge=0, le=_MOST_MONEY, decimal_places=12)]
+Amount = Annotated[Decimal, Field(ge=0, le=10**15, decimal_places=12)]
 ClassName = Literal[TOKEN_CLASSES]  # type: ignore[valid-type]
 
 
@@ -63,7 +65,7 @@ class NewPrice(Body):
 
 class NewCost(Body):
     instance: str = Field(max_length=200, description="the id of an engine", examples=["10.0.0.5:8000"])
-    per_hour: Amount = Field(examples=["2.49"])
+    per_hour: Money = Field(examples=["2.49"])
     currency: Currency = "USD"
     valid_from: Moment | None = Field(None, description="seconds since 1970; by default now")
 
@@ -104,6 +106,7 @@ def limits_router(desk: Desk, needs: Needs) -> APIRouter:
         before = await _limit(desk, limit_id, who)
         given = without_none(body)
         if body.amount is not None:
+            _check_amount(before["measure"], body.amount)
             given["amount"] = _stored(before["measure"], body.amount)
         if before["archived_at"] is not None:
             raise Conflict("It is archived.")
@@ -192,10 +195,17 @@ def _check_limit(body: NewLimit) -> None:
         raise BadRequest("window must be such as 60s, 1m, 1h, 1d or month, and nothing for parallel.", param="window")
     if (body.measure == "money") != (body.currency is not None):
         raise BadRequest("currency is for money, and must be there.", param="currency")
-    if body.measure != "money" and body.amount != int(body.amount):
-        raise BadRequest("amount must be a whole number, except of money.", param="amount")
+    _check_amount(body.measure, body.amount)
     if body.weights and body.measure != "tokens":
         raise BadRequest("weights are for tokens.", param="weights")
+
+
+def _check_amount(measure: str, amount: Decimal) -> None:
+    if measure == "money":
+        if amount > _MOST_MONEY:
+            raise BadRequest(f"amount of money must be at most {_MOST_MONEY}.", param="amount")
+    elif amount != int(amount):
+        raise BadRequest("amount must be a whole number, except of money.", param="amount")
 
 
 def _is_window(text: str) -> bool:

@@ -18,6 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from router.admin.access import Access
+from router.admin.answers import WithoutTraces
 from router.admin.api import create_app
 from router.admin.desk import Desk
 from router.admin.oidc import Oidc
@@ -67,7 +68,12 @@ class AdminServer:
         self._at_end = AsyncExitStack()
         app = self._app(live, settings)
         config = uvicorn.Config(
-            app, host=settings.host, port=settings.port, log_level="warning", access_log=False, lifespan="off"
+            WithoutTraces(app),
+            host=settings.host,
+            port=settings.port,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
         )
         self._server = _GuestServer(config)
         self._tls = settings.tls

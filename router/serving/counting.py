@@ -11,12 +11,13 @@ refused, or never sent      nothing
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
 
 from router.core import Outcome, Usage
-from router.serving.pricing import Tokens
+from router.serving.pricing import Tokens, UnknownCached
 from router.store.schema import TOKEN_CLASSES
 
 _NOTHING = Usage(0, 0, 0)
@@ -79,3 +80,13 @@ def billed_counts(outcome: Outcome) -> dict[str, int]:
         return {}
     tokens = Tokens.of(count(outcome, outcome.usage).usage)
     return {name: number for name, number in zip(TOKEN_CLASSES, tokens.counts, strict=True) if number}
+
+
+def as_priced(counts: Mapping[str, int], outcome: Outcome, unknown_cached: UnknownCached) -> Mapping[str, int]:
+    """Of `billed_counts`, what money is charged for: as in the ledger where an engine does not say what was cached."""
+    is_known = outcome.usage is not None and outcome.usage.cached_tokens is not None
+    if unknown_cached == "full_price" or is_known:
+        return counts
+    uncached = counts.get("uncached_input", 0)
+    read = min(outcome.predicted_hit_tokens, uncached)
+    return {**counts, "uncached_input": uncached - read, "cache_read": counts.get("cache_read", 0) + read}

@@ -6,14 +6,13 @@ import asyncio
 import logging
 import random
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import msgspec
 
 from router.core import OPEN, Ask, Booking, Caller, DeliveredSource, Finish, Outcome, Placement, Prompt
-from router.errors import ClientError, EngineTimeout, WarmrouteError
+from router.errors import ClientError, EngineTimeout, WarmrouteError, place_of
 from router.http.messages import Request, header_lines
 from router.serving.attempt import Answer, Attempt
 from router.serving.call import TRACE_HEADERS, Call, read_call
@@ -349,10 +348,9 @@ class Gateway:
     def _end(self, passage: Passage, outcome: Outcome) -> None:
         if passage.keep_alive is not None:
             passage.keep_alive.stop()
-        if passage.prompt is not None and passage.call is not None and outcome.usage is not None:
-            passage.call.named.model.prompts.observe(passage.prompt, outcome.usage.input_tokens)
-        self._release_place(passage, outcome)
-        listeners = self._listeners if passage.access is None else (*self._listeners, passage.access)
+        listeners: tuple[Listener, ...] = (partial(self._free, passage), *self._listeners)
+        if passage.access is not None:
+            listeners = (*listeners, passage.access)
         if passage.hold is not None and self._limiter is not None:
             listeners = (*listeners, partial(self._limiter.settle, passage.hold))
         for listener in listeners:
@@ -360,6 +358,11 @@ class Gateway:
                 listener(outcome)
             except Exception as unexpected:  # whoever watches must not break what it watches
                 _log_unexpected("recording an outcome", unexpected)
+
+    def _free(self, passage: Passage, outcome: Outcome) -> None:
+        self._release_place(passage, outcome)
+        if passage.prompt is not None and passage.call is not None and outcome.usage is not None:
+            passage.call.named.model.prompts.observe(passage.prompt, outcome.usage.input_tokens)
 
     def _release_place(self, passage: Passage, outcome: Outcome) -> None:
         booking, passage.booking, passage.attempt = passage.booking, None, None
@@ -427,7 +430,4 @@ def _unread(call: Call, unexpected: Exception) -> Prompt:
 
 
 def _log_unexpected(doing: str, unexpected: Exception) -> None:
-    """The kind and the place of a mistake of ours; never its text, which may quote a prompt."""
-    frames = traceback.extract_tb(unexpected.__traceback__)[-4:]
-    place = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(frames))
-    _log.error("%s failed: %s at %s", doing, type(unexpected).__name__, place)
+    _log.error("%s failed: %s", doing, place_of(unexpected))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import select
 
 from router.store.database import Database
-from router.store.schema import keys, tenants
+from router.store.schema import keys, projects, tenants
 
 
 class FoundKey(NamedTuple):
@@ -18,15 +18,17 @@ class FoundKey(NamedTuple):
 
 
 async def find(database: Database, mac: bytes, *, now: float) -> FoundKey | None:
-    """A key that works: neither expired nor revoked, and its tenant is not archived."""
+    """A key that works: neither expired nor revoked, and neither its project nor its tenant is archived."""
     query = (
         select(keys.c.id, keys.c.kind, keys.c.scopes, keys.c.tenant)
-        .outerjoin_from(keys, tenants)
+        .outerjoin_from(keys, tenants, keys.c.tenant == tenants.c.id)
+        .outerjoin(projects, keys.c.project == projects.c.id)
         .where(
             keys.c.mac == mac,
             keys.c.expires_at.is_(None) | (keys.c.expires_at > now),
             keys.c.revoked_at.is_(None) | (keys.c.revoked_at > now),
             tenants.c.archived_at.is_(None),
+            projects.c.archived_at.is_(None),
         )
     )
     async with database.read() as connection:

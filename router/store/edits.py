@@ -44,7 +44,7 @@ class Edit:
         except IntegrityError as error:
             raise Conflict("There is one of this name already, or what it belongs to does not exist.") from error
         await self.note(action, row["id"], tenant=_tenant(table, row), before=None, after=row)
-        return await self._read(table, row["id"])
+        return await self.read(table, row["id"])
 
     async def find(self, table: Table, **equal: object) -> dict[str, Any] | None:
         """The row that has these values and is not archived, if there is one."""
@@ -53,10 +53,14 @@ class Edit:
         return None if found is None else dict(found)
 
     async def update(self, table: Table, action: str, before: Row, values: Row) -> dict[str, Any]:
-        """The row after it. Nothing is written or noted where nothing is different."""
+        """The row after it. Nothing is written or noted where nothing is different.
+
+        before: as it was seen; what others have changed since is read again.
+        """
+        before = await self.read(table, before["id"])
         different = {name: value for name, value in values.items() if before[name] != value}
         if not different:
-            return dict(before)
+            return before
         row = {**different, **self._revised(table)}
         try:
             await self.connection.execute(update(table).where(table.c.id == before["id"]).values(row))
@@ -64,7 +68,7 @@ class Edit:
             raise Conflict("There is one of this name already.") from error
         was = {name: before[name] for name in different}
         await self.note(action, before["id"], tenant=_tenant(table, before), before=was, after=different)
-        return await self._read(table, before["id"])
+        return await self.read(table, before["id"])
 
     async def note(
         self, action: str, about: str, *, tenant: str | None = None, before: Row | None = None, after: Row | None = None
@@ -85,7 +89,8 @@ class Edit:
     def _revised(self, table: Table) -> Row:
         return {"revision": self.revision} if "revision" in table.c else {}
 
-    async def _read(self, table: Table, row_id: str) -> dict[str, Any]:
+    async def read(self, table: Table, row_id: str) -> dict[str, Any]:
+        """As it is while nobody else changes anything."""
         found = await self.connection.execute(select(table).where(table.c.id == row_id))
         return dict(found.mappings().one())
 

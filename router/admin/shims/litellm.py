@@ -15,11 +15,11 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 
 from router.admin.access import Administrator, Needs
-from router.admin.api_keys import Models, insert_key, not_above
+from router.admin.api_keys import Models, insert_key, not_above, replace_key
 from router.admin.desk import Body, Desk
 from router.admin.tenants import Label
 from router.core import Live
-from router.errors import BadRequest, UnknownObject
+from router.errors import BadRequest, Conflict, Forbidden, UnknownObject
 from router.store import admin_keys
 from router.store.edits import Edit
 from router.store.ids import LIMIT, PROJECT, TENANT, new_id
@@ -90,6 +90,8 @@ def _keys(router: APIRouter, desk: Desk, needs: Needs) -> None:
     @router.post("/key/generate")
     async def generate(body: Generate, who: Administrator = write) -> dict[str, Any]:
         team = None if body.team_id is None else await desk.one(tenants, body.team_id, who)
+        if team is not None and team["archived_at"] is not None:
+            raise Conflict("The team is deleted.")
         expires = None if body.duration is None else desk.clock() + _seconds(body.duration, "duration")
         async with desk.edit(who) as edit:
             project = await _default_project(desk, edit, team or await _default_team(desk, edit, who))
@@ -111,10 +113,8 @@ def _keys(router: APIRouter, desk: Desk, needs: Needs) -> None:
     async def regenerate(body: Regenerate, who: Administrator = write) -> dict[str, Any]:
         """The old one works no more from now on."""
         before = await not_above(desk, (await _known(desk, body.key, who))["id"], who)
-        taken = ("name", "kind", "tenant", "project", "scopes", "models", "expires_at", "metadata")
         async with desk.edit(who) as edit:
-            made = await insert_key(desk, edit, {name: before[name] for name in taken})
-            await edit.update(keys, "key.rotate", before, {"revoked_at": edit.at, "replaced_by": made["id"]})
+            made = await replace_key(desk, edit, before["id"])
         return _as_key(made) | {"key": made["key"]}
 
     @router.post("/key/delete")
@@ -166,6 +166,8 @@ async def _default_team(desk: Desk, edit: Edit, who: Administrator) -> dict[str,
     if who.tenant is not None:
         return await desk.one(tenants, who.tenant, who)
     found = await edit.find(tenants, name=_DEFAULT)
+    if found is None and not who.may("tenants:write"):
+        raise Forbidden("There is no team yet. To make one needs the scope tenants:write.", code="missing_scope")
     return found or await edit.insert(tenants, "tenant.create", _tenant_of(_DEFAULT, {}))
 
 

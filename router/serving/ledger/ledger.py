@@ -101,8 +101,8 @@ class Ledger:
 
     def ended(self, outcome: Outcome) -> None:
         """A listener of the gateway's."""
-        if outcome.instance is None and (self._spool.full or not outcome.route):
-            return  # nothing to bill: refused since nothing more can be kept, or no request of anybody's
+        if not outcome.attempts and (self._spool.full or not outcome.route):
+            return  # never sent: refused since nothing more can be kept, or before it was known what is asked
         usage, caller = outcome.usage, outcome.caller
         if usage is not None and usage.output_tokens > self._longest.get(outcome.model, _UNKNOWN_LIMIT):
             self._remember_longest(outcome.model, usage.output_tokens)

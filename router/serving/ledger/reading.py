@@ -95,14 +95,22 @@ class Reader:
             self._claim = None
 
     def read(self, most: int) -> list[Read]:
-        """About the next `most` records. Fewer: there are no more just now. Then `keep` what has been read."""
+        """About the next `most` records. Fewer: there are no more just now. Then `keep` what has been read.
+
+        Raises OSError where nothing else can be read than what cannot.
+        """
         found: list[Read] = []
+        unreadable: OSError | None = None
         for name, numbers in self._segments().items():
             run = self._runs.setdefault(name, _Run(numbers[0], 0, {}))
-            for number in numbers:
-                if number >= run.number and len(found) < most:
-                    is_last = number == numbers[-1]
-                    found += self._read_segment(name, run, number, most - len(found), is_last=is_last)
+            try:
+                for number in numbers:
+                    if number >= run.number and len(found) < most:
+                        self._read_segment(name, run, number, found, most, is_last=number == numbers[-1])
+            except OSError as error:
+                unreadable = error
+        if unreadable is not None and not found:
+            raise unreadable
         for name in self._runs.keys() - self._segments().keys() - set(self._over) if not found else ():
             found += self._end_of(name, self._runs[name])  # somebody has deleted its files
         return found
@@ -137,13 +145,14 @@ class Reader:
                 found.setdefault(run, []).append(int(number))
         return found
 
-    def _read_segment(self, name: str, run: _Run, number: int, most: int, *, is_last: bool) -> list[Read]:
-        path = self._folder / f"{name}-{number:06d}{SUFFIX}"
+    def _read_segment(self, name: str, run: _Run, number: int, found: list[Read], most: int, *, is_last: bool) -> None:
+        """Adds to `found`: what has been read is so even where reading on fails."""
+        path = self._path(name, number)
         if number > run.number:
             run.number, run.offset = number, 0
-        found: list[Read] = []
         with open(path, "rb", buffering=0) as file:
-            is_over = is_last and _is_unlocked(file.fileno())  # asked first: what was written before is still read
+            # Asked first: what was written before is still read. A run that goes on has its next segment by then.
+            is_over = is_last and _is_unlocked(file.fileno()) and not self._path(name, number + 1).exists()
             at_end = False
             while len(found) < most and not at_end:
                 frames = Frames(os.pread(file.fileno(), _READ_BYTES, run.offset))
@@ -151,11 +160,15 @@ class Reader:
                 run.offset += frames.end
                 at_end = not frames.end
             if not at_end or (is_last and not is_over):
-                return found
+                return
             if rest := os.fstat(file.fileno()).st_size - run.offset:
                 self._set_aside(path, run.offset, rest)
         self._done.append(path)
-        return found + self._end_of(name, run) if is_over else found
+        if is_over:
+            found += self._end_of(name, run)
+
+    def _path(self, name: str, number: int) -> Path:
+        return self._folder / f"{name}-{number:06d}{SUFFIX}"
 
     def _take(self, name: str, run: _Run, frames: Frames, most: int) -> Iterator[Read]:
         for record in frames:

@@ -68,6 +68,7 @@ class Writer:
         self._database = database
         self._clock = clock
         self._reader = Reader(settings.folder)
+        self._in_hand: Sequence[Read] = []  # read, and not in the database yet
         self._prices = Prices()
         self._prices_due = self._keep_due = self._hours_due = 0.0
         self._hours: set[int] = set()  # whose costs have to be allocated anew
@@ -105,13 +106,14 @@ class Writer:
 
     async def _write_next(self, *, is_last: bool) -> bool:
         """Whether there was something. `is_last`: not waiting for a database that is away."""
-        found = self._reader.read(BATCH)
+        found = self._in_hand = self._in_hand or self._reader.read(BATCH)
         wait_s = AWAY_S[0]
         while not await self._has_taken(found):
             if is_last or self._stopping:
                 return False
             await self._pause(wait_s)
             wait_s = min(2 * wait_s, AWAY_S[1])
+        self._in_hand = []
         now = time.monotonic()
         if now >= self._hours_due or is_last:
             self._hours_due = now + HOURS_S

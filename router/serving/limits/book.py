@@ -16,9 +16,13 @@ _CALLERS = 100_000
 
 
 class LimitBook:
-    """In memory, whole; changed by `learn`. A limit whose amount changes keeps its meter."""
+    """In memory, whole; changed by `learn`. A limit whose amount changes keeps its meter.
+
+    is_read: what the tables say has been seen once.
+    """
 
     def __init__(self) -> None:
+        self.is_read = False
         self._meters: dict[str, Meter] = {}
         self._of_owner: dict[str, list[Meter]] = {}
         self._of_caller: dict[str, CallerLimits | None] = {}
@@ -44,15 +48,19 @@ class LimitBook:
     def learn(self, limits: Iterable[Limit], new: dict[str, Meter]) -> None:
         """Rows that are newer than what is known, and the meters of those among them that are new."""
         self._meters |= new
-        for limit in limits:
-            if limit.is_archived:
-                self._meters.pop(limit.id, None)
-            elif limit.id in self._meters:
-                self._meters[limit.id].become(limit)
-        self._of_owner.clear()
-        self._of_caller.clear()
-        for meter in self._meters.values():
+        for meter in new.values():
             self._of_owner.setdefault(meter.limit.owner, []).append(meter)
+        for limit in limits:
+            known = self._meters.get(limit.id)
+            if known is None:
+                continue
+            if limit.is_archived:
+                del self._meters[limit.id]
+                self._of_owner[limit.owner].remove(known)
+            else:
+                known.become(limit)
+        self._of_caller.clear()
+        self.is_read = True
 
     def __iter__(self) -> Iterator[Meter]:
         return iter(self._meters.values())

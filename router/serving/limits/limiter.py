@@ -11,14 +11,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from router.core import Caller, Outcome
-from router.errors import WarmrouteError
-from router.serving.counting import billed_counts
+from router.errors import StoreUnavailable, WarmrouteError
+from router.serving.counting import as_priced, billed_counts
 from router.serving.limits.book import LimitBook
 from router.serving.limits.charges import Counts, CountsOf, PriceOf, cost_of, no_price
 from router.serving.limits.headers import Dialect, tightest
 from router.serving.limits.holds import Charge, Counters, Hold
 from router.serving.limits.lengths import OutputLengths
 from router.serving.limits.meters import Meter
+from router.serving.pricing import UnknownCached
+
+_UNREAD_RETRY_S = 1.0
 
 
 class Limiter:
@@ -33,19 +36,26 @@ class Limiter:
         *,
         price_of: PriceOf = no_price,
         counts: CountsOf = billed_counts,
+        unknown_cached: UnknownCached = "full_price",
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`counts`: what an ended request is charged, in tokens by class. `clock`: wall clock."""
+        """`counts`: what an ended request is charged, in tokens by class. `unknown_cached`: as the ledger's.
+
+        `clock`: wall clock.
+        """
         self._book = book
         self._counters = counters
         self._price_of = price_of
         self._counts_of = counts
+        self._unknown_cached = unknown_cached
         self._clock = clock
         self._lengths = OutputLengths()
         self.refused: Counter[str] = Counter()
 
     def hold(self, caller: Caller) -> Hold | None:
-        """None: nothing limits this caller."""
+        """None: nothing limits this caller. Raises StoreUnavailable for a tenant's before any limit is known."""
+        if not self._book.is_read and caller.tenant:
+            raise StoreUnavailable("Your limits are not known yet; try again.", retry_after_s=_UNREAD_RETRY_S)
         limits = self._book.of(caller)
         return None if limits is None else Hold(caller, limits)
 
@@ -87,7 +97,10 @@ class Limiter:
     def settle(self, hold: Hold, outcome: Outcome) -> None:
         """What it really was, instead of what was reserved. Nothing for a request that a limit refused."""
         counts: Counts = {} if hold.refused else self._counts_of(outcome)
-        cost, currency = self._cost(counts, outcome.model, hold.caller) if hold.limits.money else (0, "")
+        cost, currency = 0, ""
+        if hold.limits.money:
+            priced = as_priced(counts, outcome, self._unknown_cached)
+            cost, currency = self._cost(priced, outcome.model, hold.caller)
         requests = 0 if hold.refused else 1
         actual = [_actual(taken.meter, requests, counts, cost, currency) for taken in hold.taken]
         self._counters.settle(hold, actual)

@@ -13,6 +13,7 @@ from router.serving.limits.counters import InThisProcess
 from router.serving.limits.limiter import Limiter
 from router.serving.limits.shared import LEASE_S, OverRedis
 from router.serving.limits.upkeep import Upkeep
+from router.serving.pricing import UnknownCached
 from router.store.database import Database
 
 
@@ -26,6 +27,7 @@ async def open_limits(
     lease_s: float = LEASE_S,
     price_of: PriceOf = no_price,
     counts: CountsOf = billed_counts,
+    unknown_cached: UnknownCached = "full_price",
     clock: Callable[[], float] = time.time,
 ) -> AsyncIterator[Limiter]:
     """Until the last request has ended. Raises ValueError for a redis_url that is none."""
@@ -40,7 +42,7 @@ async def open_limits(
         upkeep = Upkeep(database, book, alone, refresh_s=refresh_s, clock=clock)
         await upkeep.start()
         try:
-            yield Limiter(book, counters, price_of=price_of, counts=counts, clock=clock)
+            yield Limiter(book, counters, price_of=price_of, counts=counts, unknown_cached=unknown_cached, clock=clock)
         finally:
             await upkeep.aclose()
     finally:

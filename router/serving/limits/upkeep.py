@@ -67,6 +67,7 @@ class Upkeep:
         """Takes over what has changed. New limits begin with what the tables know of them. Raises StoreUnavailable."""
         changed = await limits_since(self._database, self._revision)
         if not changed:
+            self._book.is_read = True
             return
         new = self._book.new_meters(changed)
         if self._counters is not None:

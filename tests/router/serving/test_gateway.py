@@ -1026,6 +1026,23 @@ async def test_a_listener_that_fails_breaks_nothing(stand: Stand, caplog: pytest
     assert "secret" not in caplog.text
 
 
+async def test_a_placement_that_fails_at_the_end_loses_no_outcome(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one may that wakes other requests then, and asks a policy of somebody else's where they go."""
+    await stand.start(echo)
+
+    release = stand.placement.release
+
+    def fail(booking_id: int, outcome: Outcome) -> None:
+        release(booking_id, outcome)
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(stand.gateway, "_release", fail)
+    assert (await stand.ask(CHAT)).status == 200
+    assert len(stand.outcomes) == 1
+
+
 async def test_the_outcome_is_announced_before_the_client_sees_the_end(stand: Stand) -> None:
     async def engine(side: EngineSide) -> None:
         await side.stream(chunk("a"), chunk("", "stop"), DONE)

@@ -234,3 +234,37 @@ def test_nobody_else_may_read_it(tmp_path: Path) -> None:
     read.keep()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
+
+
+def test_a_run_that_goes_on_in_a_new_segment_is_not_over(tmp_path: Path) -> None:
+    """The reader lists the folder, the gateway begins another segment, and only then the reader looks at the first."""
+    spool = Spool(tmp_path, max_bytes=64 * 1024)
+    spool.append(mark("open"))
+
+    class Slow(Reader):
+        def _segments(self) -> dict[str, list[int]]:
+            listed = super()._segments()
+            while len(segments(tmp_path)) == 1:
+                spool.append(end("other"))
+            return listed
+
+    slow = Slow(tmp_path)
+    assert slow.claim()
+    found = slow.read(1000)
+    slow.keep()
+    spool.append(end("open"))
+    found += slow.read(1000)
+    assert not [read for read in found if isinstance(read, Unknown)]
+    (read,) = [read for read in found if isinstance(read, Ended) and read.end.serial == "open"]
+    assert read.mark == mark("open")
+
+
+def test_a_segment_that_cannot_be_read_keeps_no_other_run_out(tmp_path: Path) -> None:
+    (tmp_path / f"0-000000{SUFFIX}").mkdir(parents=True)
+    spool = Spool(tmp_path, max_bytes=MIB)
+    spool.append(end("r1"))
+    (tmp_path / f"x-000000{SUFFIX}").mkdir()
+    reading = reader(tmp_path)
+    assert serials(reading.read(10)) == ["r1"]
+    with pytest.raises(OSError, match="directory"):
+        reading.read(10)

@@ -171,3 +171,19 @@ async def test_an_end_user_is_forgotten(tmp_path: Path, database: Database) -> N
         assert await erase_end_user(connection, ["abc"]) == 2
     rows = await read(database, select(requests.c.end_user, requests.c.output_tokens).order_by(requests.c.id))
     assert [tuple(row.values()) for row in rows] == [(None, 20), (None, 20), ("def", 20)]
+
+
+async def test_a_writer_that_is_stopped_while_others_write_loses_nothing(
+    tmp_path: Path, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database can be read, and not written: what was read of the spool is not taken for written at the end."""
+    monkeypatch.setattr("router.store.database._BUSY_S", 0)
+    folder = tmp_path / "spool"
+    some(Spool(folder, max_bytes=MIB), 0, 10)
+    database = open_database(sqlite_url)
+    async with database.write(), writing(folder, database) as writer:
+        await until(lambda: bool(writer.away))
+    assert writer.written == 0
+    async with writing(folder, database) as after:
+        await until(lambda: after.written == 10)
+    await database.aclose()

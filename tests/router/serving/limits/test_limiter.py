@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from router.core import Caller, Usage
-from router.errors import BudgetExceeded, RateLimited, WarmrouteError
+from router.core import OPEN, Caller, Usage
+from router.errors import BudgetExceeded, RateLimited, StoreUnavailable, WarmrouteError
+from router.serving.limits.book import LimitBook
+from router.serving.limits.counters import InThisProcess
+from router.serving.limits.limiter import Limiter
 from tests.router.serving.limits.stand import CALLER, MONDAY, PARTS, Stand, limit, money, outcome
 
 
@@ -203,3 +206,23 @@ async def test_who_has_no_limits_has_no_hold() -> None:
     assert stand.limiter.hold(Caller()) is None
     assert stand.limiter.hold(Caller(tenant="ten_b", key="key_b")) is None
     assert stand.limiter.hold(CALLER) is not None
+
+
+async def test_money_is_charged_as_the_ledger_bills_it() -> None:
+    """Where an engine does not say what it had cached, and `ledger.unknown_cached` is `predicted`."""
+    stand = Stand(money("10"))
+    stand.limiter._unknown_cached = "predicted"
+    (meter,) = stand.book
+    hold = await stand.begin(1_000_000)
+    stand.limiter.settle(hold, outcome(Usage(1_000_000, 0, None), predicted_hit_tokens=900_000))
+    assert meter.used == PARTS * 19 // 100  # 0.1 at 1, 0.9 at 0.1
+    hold = await stand.begin(1_000_000)
+    stand.limiter.settle(hold, outcome(Usage(1_000_000, 0, 0), predicted_hit_tokens=900_000))
+    assert meter.used == PARTS * 119 // 100
+
+
+async def test_nobody_is_let_in_before_the_limits_are_known() -> None:
+    limiter = Limiter(LimitBook(), InThisProcess())
+    with pytest.raises(StoreUnavailable):
+        limiter.hold(CALLER)
+    assert limiter.hold(OPEN) is None

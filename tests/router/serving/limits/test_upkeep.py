@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import insert, update
 
 from router.core import Usage
-from router.errors import RateLimited
+from router.errors import RateLimited, StoreUnavailable
 from router.serving.limits.book import LimitBook
 from router.serving.limits.counters import InThisProcess
 from router.serving.limits.limiter import Limiter
@@ -106,7 +106,8 @@ async def test_what_cannot_be_written_now_is_written_later(tmp_path: Path, caplo
     file = tmp_path / "db" / "w.sqlite"
     database = open_database(f"sqlite:///{file}")
     async with opened(database) as stand:  # there is no such folder
-        assert stand.limiter.hold(CALLER) is None
+        with pytest.raises(StoreUnavailable):
+            stand.limiter.hold(CALLER)
         assert "limits are not read or written now, those that are known stay in force" in caplog.text
         stand.limiter._counters.unwritten["lim_1", int(MONDAY)] = 5  # type: ignore[attr-defined]
         file.parent.mkdir()
