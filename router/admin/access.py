@@ -81,13 +81,13 @@ class Administrator(msgspec.Struct, frozen=True):
 
 
 ANYBODY = Administrator("open", frozenset("*"))
-"""On loopback, while there is no admin key at all."""
+"""On loopback, as long as there has never been an admin key."""
 
 
 class Access:
     """Finds the administrator of a request.
 
-    database: None where there is none. open: as long as there is no admin key at all, anybody may do anything.
+    database: None where there is none. open: as long as there has never been an admin key, anybody may do anything.
     """
 
     def __init__(
@@ -127,8 +127,15 @@ class Access:
         if self._tokens is not None and key.count(".") == 2:
             found = await self._tokens(key)
             if found is not None:
-                return found
+                return await self._of_tenant_there(found)
         return await self._of_key(key)
+
+    async def _of_tenant_there(self, found: Administrator) -> Administrator:
+        """An archived tenant ends its administrators, whoever vouches for them."""
+        tenant, database = found.tenant, self._database
+        if tenant is not None and database is not None and not await admin_keys.has_tenant(database, tenant):
+            raise Unauthenticated(_NOT_VALID)
+        return found
 
     async def _of_key(self, key: str) -> Administrator:
         found = None

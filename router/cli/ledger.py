@@ -1,11 +1,11 @@
-"""`warmroute reprice` and `warmroute erase`: what may be changed of what requests have cost."""
+"""`warmroute reprice` and `warmroute erase`: what may be changed of what requests have cost. The audit log has it."""
 
 from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Awaitable, Callable
-from typing import Annotated, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -14,6 +14,7 @@ from router.cli.options import ConfigFile, read_config
 from router.config import Config
 from router.serving.ledger import reprice as pricing
 from router.store.database import Database
+from router.store.edits import edit
 from router.store.ledger import erase_end_user, tenants_of_rows
 from router.store.pseudonyms import pseudonym
 
@@ -36,13 +37,15 @@ def reprice(
     found = read_config(config, None)
 
     async def run(database: Database) -> bool:
-        whole = True
+        whole, changed = True, 0
         days = pricing.reprice(database, since=begins, until=ends, unknown_cached=found.ledger.unknown_cached)
         async for day in days:
             name = _EPOCH + datetime.timedelta(days=day.day)
             gone = "; its sums stay: some of its rows are no longer there" if day.gone else ""
             print(f"{name}: {day.changed} of {day.rows} requests have another cost{gone}")
-            whole = whole and not day.gone
+            whole, changed = whole and not day.gone, changed + day.changed
+        period = {"since": begins, "until": ends}
+        await _note(found, database, "ledger.reprice", f"{since:%Y-%m-%d}", {**period, "requests": changed})
         return whole
 
     if not _run(found, run):
@@ -61,9 +64,19 @@ def erase(
     async def run(database: Database) -> int:
         async with database.write() as connection:
             tenants = [tenant] if tenant is not None else await tenants_of_rows(connection)
-            return await erase_end_user(connection, [pseudonym(pepper, one, end_user) for one in tenants])
+            erased = await erase_end_user(connection, [pseudonym(pepper, one, end_user) for one in tenants])
+        await _note(found, database, "ledger.erase", tenant or "all tenants", {"requests": erased}, tenant=tenant)
+        return erased
 
     print(f"{_run(found, run)} requests have no end user any more")
+
+
+async def _note(
+    config: Config, database: Database, action: str, about: str, after: Mapping[str, Any], *, tenant: str | None = None
+) -> None:
+    secret = state.audit_secret(config, config.make_state_dir())
+    async with edit(database, actor="cli", secret=secret) as noted:
+        await noted.note(action, about, tenant=tenant, after=after)
 
 
 def _run(config: Config, work: Callable[[Database], Awaitable[Answer]]) -> Answer:

@@ -113,7 +113,7 @@ class AdminAuth(Section):
 
     bootstrap_key: LongSecret | None = None
     """An administrator's key from the configuration, to make the first ones with: at least 32 characters. Without it
-    and without admin keys port 4001 is open on loopback and closed beyond."""
+    port 4001 is open on loopback until there is an admin key, and closed beyond."""
     audit_secret: LongSecret | None = None
     """What the audit log is chained with, at least 32 characters; several gateways need the same. By default made at
     the first start and kept in state_dir."""

@@ -22,22 +22,31 @@ from router.routing.fleet import Rank
 _DOMAINS = 1_024  # of a rank; the one with the least goes
 _ASSUMED_CAPACITY = 500_000  # tokens, of a rank that does not tell
 _COLD = 0.1  # of a prompt that is cached at most
-
-
-class _Sum:
-    __slots__ = ("at", "tokens")
-
-    def __init__(self, at: float) -> None:
-        self.at = at  # tokens computed on the rank by then
-        self.tokens = 0.0
+_CACHES_MAX = 100.0  # after so many nothing is left: e^-100
+_UNIT_MAX = 1e100
 
 
 class _OfRank:
-    __slots__ = ("computed", "sums")
+    """sums: of each domain, in units that grow as much as all of them fade: so adding to one need not touch the others.
+
+    unit: what a token computed now counts.
+    """
+
+    __slots__ = ("sums", "unit")
 
     def __init__(self) -> None:
-        self.computed = 0.0
-        self.sums: dict[str, _Sum] = {}
+        self.unit = 1.0
+        self.sums: dict[str, float] = {}
+
+    def fade(self, caches: float) -> None:
+        """So many times the cache has been computed."""
+        if caches > _CACHES_MAX:
+            self.sums.clear()
+            return
+        self.unit *= exp(caches)
+        if self.unit > _UNIT_MAX:
+            self.sums = {domain: tokens / self.unit for domain, tokens in self.sums.items()}
+            self.unit = 1.0
 
 
 class Footprints:
@@ -56,15 +65,11 @@ class Footprints:
         of_rank = self._ranks.get(rank.id)
         if of_rank is None:
             of_rank = self._ranks[rank.id] = _OfRank()
-        of_rank.computed += tokens
+        of_rank.fade(tokens / _capacity(rank))
         sums = of_rank.sums
-        mine = sums.get(domain)
-        if mine is None:
-            if len(sums) >= _DOMAINS:
-                del sums[min(sums, key=lambda name: _faded(sums[name], of_rank, rank))]
-            mine = sums[domain] = _Sum(of_rank.computed)
-        mine.tokens = _faded(mine, of_rank, rank) + tokens
-        mine.at = of_rank.computed
+        if domain not in sums and len(sums) >= _DOMAINS:
+            del sums[min(sums, key=sums.__getitem__)]
+        sums[domain] = sums.get(domain, 0.0) + tokens * of_rank.unit
 
     def forget(self, rank_id: str) -> None:
         """Its cache is gone."""
@@ -76,8 +81,8 @@ class Footprints:
         for rank in ranks:
             capacity += _capacity(rank)
             of_rank = self._ranks.get(rank.id)
-            if of_rank is not None and (mine := of_rank.sums.get(domain)) is not None:
-                held += min(_faded(mine, of_rank, rank), _capacity(rank))
+            if of_rank is not None:
+                held += min(of_rank.sums.get(domain, 0.0) / of_rank.unit, _capacity(rank))
         return held / capacity if capacity else 0.0
 
     def tokens(self, ranks: Sequence[Rank]) -> dict[str, int]:
@@ -86,8 +91,9 @@ class Footprints:
         for rank in ranks:
             of_rank = self._ranks.get(rank.id)
             if of_rank is not None:
-                for domain, mine in of_rank.sums.items():
-                    found[domain] = found.get(domain, 0.0) + min(_faded(mine, of_rank, rank), _capacity(rank))
+                unit, most = of_rank.unit, _capacity(rank)
+                for domain, tokens in of_rank.sums.items():
+                    found[domain] = found.get(domain, 0.0) + min(tokens / unit, most)
         return {domain: round(tokens) for domain, tokens in found.items()}
 
     def allowed(
@@ -106,7 +112,3 @@ class Footprints:
 
 def _capacity(rank: Rank) -> int:
     return rank.capacity_tokens or _ASSUMED_CAPACITY
-
-
-def _faded(mine: _Sum, of_rank: _OfRank, rank: Rank) -> float:
-    return mine.tokens * exp((mine.at - of_rank.computed) / _capacity(rank))

@@ -37,7 +37,14 @@ async def find(database: Database, mac: bytes, *, now: float) -> FoundKey | None
 
 
 async def exist(database: Database) -> bool:
-    """Whether there is any admin key that was not revoked."""
-    query = select(keys.c.id).where(keys.c.kind == "admin", keys.c.revoked_at.is_(None)).limit(1)
+    """Whether there has ever been an admin key: one that was revoked opens nothing, to nobody."""
+    query = select(keys.c.id).where(keys.c.kind == "admin").limit(1)
+    async with database.read() as connection:
+        return (await connection.execute(query)).first() is not None
+
+
+async def has_tenant(database: Database, tenant: str) -> bool:
+    """One that is not archived."""
+    query = select(tenants.c.id).where(tenants.c.id == tenant, tenants.c.archived_at.is_(None))
     async with database.read() as connection:
         return (await connection.execute(query)).first() is not None

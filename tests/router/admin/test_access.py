@@ -35,11 +35,14 @@ async def test_without_any_admin_key_the_port_is_open_where_that_is_wanted(tmp_p
     async with opened(tmp_path, bootstrap=None) as office:
         assert (await office.call("GET", "/tenants", key=None)).status_code == 200
         wanted = {"name": "admin", "kind": "admin", "scopes": ["*"]}
-        key = (await office.call("POST", "/keys", key=None, json=wanted)).json()["key"]
+        made = (await office.call("POST", "/keys", key=None, json=wanted)).json()
+        key = made["key"]
         closed = await office.call("GET", "/tenants", key=None)
         assert (closed.status_code, closed.json()["error"]["code"]) == (401, "invalid_api_key")
         assert closed.headers["www-authenticate"] == "Bearer"
         assert (await office.call("GET", "/tenants", key=key)).status_code == 200
+        await office.call("DELETE", f"/keys/{made['id']}", key=key)
+        assert (await office.call("GET", "/tenants", key=None)).status_code == 401  # whoever stole it is out
 
 
 async def test_beyond_loopback_it_is_closed_from_the_first_moment(tmp_path: Path) -> None:

@@ -99,6 +99,23 @@ async def test_what_is_not_for_us_or_not_for_now_is_refused(
         await _oidc(provider, clock).administrator(provider.token(**claims))
 
 
+async def test_long_subjects_are_told_apart(provider: Provider, clock: Clock) -> None:
+    oidc = _oidc(provider, clock)
+    one, other = [(await oidc.administrator(provider.token(sub="x" * 90 + end))).actor for end in "ab"]
+    assert one != other
+    assert len(one) == len(other) == 80
+
+
+async def test_an_archived_tenants_tokens_open_nothing(provider: Provider, clock: Clock, tmp_path: Path) -> None:
+    oidc = _oidc(provider, clock, tenant_claim="org")
+    async with opened(tmp_path, tokens=oidc.administrator) as office:
+        tenant, _, _ = await office.tenant("acme")
+        token = provider.token(org=tenant["id"])
+        assert (await office.call("GET", "/tenants", key=token)).status_code == 200
+        await office.call("DELETE", f"/tenants/{tenant['id']}")
+        assert (await office.call("GET", "/tenants", key=token)).status_code == 401
+
+
 async def test_an_algorithm_of_the_tokens_own_choice_is_refused(provider: Provider, clock: Clock) -> None:
     """none, and the public key taken as the secret of an HMAC."""
     oidc = _oidc(provider, clock)

@@ -19,7 +19,7 @@ from router.serving.pricing import PriceBook
 from router.store.database import Database, open_database
 from router.store.ledger import SeenHour, add_rows, note_seen
 from router.store.pseudonyms import pseudonym
-from router.store.schema import daily, hourly, instance_hours, prices, requests
+from router.store.schema import audit, daily, hourly, instance_hours, prices, requests
 from tests.router.serving.ledger.made import AT, DAY, HOUR, end, mark
 
 PEPPER = "p" * 32
@@ -91,6 +91,8 @@ def test_costs_are_made_anew_and_the_sums_with_them(
     ((cost, idle),) = rows(database_url, instance_hours.c.cost, instance_hours.c.idle)
     assert (cost, own + idle) == (5, 5)
     assert own > 0
+    ((actor, action, noted),) = rows(database_url, audit.c.actor, audit.c.action, audit.c.after)
+    assert (actor, action, noted["requests"]) == ("cli", "ledger.reprice", 700)
 
     assert wrong("reprice", "-c", str(file), "--from", "2027-01-15T12:00:00", "--to", "2027-01-16") == 0
     assert "2027-01-15: 0 of 0" in capsys.readouterr().out

@@ -42,6 +42,19 @@ def test_nobody_holds_more_than_there_is() -> None:
     assert footprints.share("a", [rank]) == 1.0
 
 
+def test_it_goes_on_for_ever() -> None:
+    """However much has been computed: 1,000 times the cache in small pieces, then as much again in one."""
+    (rank,) = ranks(1)
+    footprints = Footprints()
+    for _ in range(2_000):
+        footprints.note("a", rank, 250)
+        footprints.note("b", rank, 250)
+    held = footprints.tokens([rank])
+    assert (held["a"], held["b"]) == (round(250 * exp(-0.25) / (1 - exp(-0.5))), round(250 / (1 - exp(-0.5))))
+    footprints.note("c", rank, 1_000_000)
+    assert footprints.tokens([rank]) == {"c": 1_000}
+
+
 def test_domains_are_bounded() -> None:
     (rank,) = ranks(1, capacity=10**9)
     footprints = Footprints()
