@@ -13,35 +13,30 @@ import contextlib
 import gc
 import ipaddress
 import logging
-import multiprocessing
 import os
 import random
 import resource
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
 import uvloop
 
-from router import __version__, life, plugins
-from router.admin import serve as admin_process
+from router import __version__, admin_process, life
 from router.admin.account_relay import ROUTES as ACCOUNT_ROUTES
 from router.admin.account_relay import AccountRelay
-from router.admin.serve import AdminServer, AdminSettings
-from router.config import Auth, Config, Listen, ListenTls, PolicyChoice, WaitingRoom
+from router.admin.serve import served
+from router.config import Config, ListenTls
 from router.config.listen import asks_for_certificates, is_loopback
 from router.core import Instance, Outcome, Placement, Policy
 from router.errors import ConfigError, Conflict, StoreUnavailable, WarmrouteError, place_of
 from router.http.client import Pool
-from router.http.messages import Limits, PoolLimits, Request
+from router.http.messages import PoolLimits, Request
 from router.http.proxies import TrustedProxies
 from router.http.server import Server, serve
 from router.isolation import IsolationView
@@ -58,16 +53,14 @@ from router.routing.fleet import Fleet
 from router.routing.footprint import Footprints
 from router.routing.index import BlockIndex
 from router.routing.recent import RecentDispatches
-from router.routing.room_rule import RoomRule
 from router.routing.sent import SentIndex
 from router.routing.shadow import Shadows
 from router.routing.trace_log import TraceLog
-from router.routing.waiting_room import RoomLimits
 from router.serving.callers import Callers
 from router.serving.edge import Edge
 from router.serving.engines import Engines
 from router.serving.gateway import Gateway, Listener
-from router.serving.identity import Identity, IdentityHeader
+from router.serving.identity import Identity
 from router.serving.isolation.fields import FieldRules
 from router.serving.isolation.salts import Salts
 from router.serving.isolation.shadow import IsolationShadow
@@ -80,13 +73,24 @@ from router.serving.models import Models
 from router.serving.pricing import Prices
 from router.serving.proxy import Proxy
 from router.serving.tools_order import ToolsOrder
-from router.state import audit_secret, deployment_secret, isolation_secret, open_store, pepper, store_url
+from router.settings import (
+    CallAt,
+    admin_settings,
+    expected_models,
+    http_limits,
+    identity_header,
+    load_policies,
+    open_shadows,
+    room_settings,
+    ttft_slo_ms,
+    weights,
+)
+from router.state import deployment_secret, isolation_secret, open_store, pepper, store_url
 from router.store.database import Database
 from router.store.isolation import ProofStore
 from router.store.pseudonyms import pseudonym
 from router.telemetry import Telemetry, log_access
-from router.tls import ServerContext, ServerTls
-from router.wire import WireServer, live_methods
+from router.tls import ServerContext
 
 log = logging.getLogger("warmroute")
 
@@ -95,11 +99,9 @@ GC_THRESHOLDS = (5_000, 20, 20)
 """A request leaves nothing to the garbage collector (a test sees to it), so it is asked seldom: with Python's 700 its
 looks at what is under way cost 14 µs a request, with these 1 µs."""
 DRAIN_S = 30.0
-ADMIN_START_S = 30.0
 TIMER_S = 0.0005  # uvloop rounds to whole milliseconds: half of its timers would come too early
 
 AdminMode = Literal["process", "inline", "off"]
-CallAt = Callable[[float, Callable[[], None]], None]
 Door = Callable[[Placement], AbstractAsyncContextManager[Placement]]
 ReadAgain = Callable[[], Config]
 """Reads the configuration as it is now. Raises ConfigError."""
@@ -451,7 +453,7 @@ class Running:
         before, policy = self._config.policy, config.policy
         policies, by_model = load_policies(config, self._dice)
         for name in self._policies.keys() & policies.keys():
-            if _weights(before, name) == _weights(policy, name):
+            if weights(before, name) == weights(policy, name):
                 policies[name] = self._policies[name]
         same = policy.shadow == before.shadow
         return policies, by_model, self._shadows if same else open_shadows(policy, _timer(self._clock), self._clock)
@@ -506,48 +508,16 @@ class Running:
 
     async def _serve_admin(self) -> None:
         self.admin_url = None
-        admin = self._config.admin
-        if self._admin == "inline":
-            server = AdminServer(self.live, admin_settings(self._config))
-            port = await server.start()
-            self._at_end(server.stop)
-        elif self._admin == "process":
-            port = await self._start_admin_process()
-        else:
+        if self._admin == "off":
             return
+        admin, settings = self._config.admin, admin_settings(self._config)
+        serving = admin_process.served(self.live, settings) if self._admin == "process" else served(self.live, settings)
+        port = await self._stack.enter_async_context(serving)
         self.admin_url = f"{_scheme(admin.tls)}://{_host(admin.host)}:{port}"
         if admin.tls is None:  # else who asks must know its certificate, and may have to show one
             accounts = AccountRelay(f"http://{_host(_reached(admin.host))}:{port}")
             self._at_end(accounts.aclose)
             self._edge.offer_accounts(accounts, ACCOUNT_ROUTES)
-
-    async def _start_admin_process(self) -> int:
-        """The admin API in a process of its own, which asks this one over a socket that only we can open."""
-        folder = tempfile.TemporaryDirectory(prefix="warmroute-")
-        self._at_end(folder.cleanup)
-        path = Path(folder.name) / "live"
-        wire = WireServer(live_methods(self.live))
-        await wire.start(path)
-        self._at_end(wire.stop)
-        context = multiprocessing.get_context("spawn")
-        here, there = context.Pipe()
-        admin = self._config.admin
-        process = context.Process(
-            target=admin_process.run,
-            args=(str(path), admin_settings(self._config), there),
-            daemon=True,
-        )
-        process.start()
-        there.close()
-        self._at_end(lambda: asyncio.to_thread(_end, process, here))
-        answered = await asyncio.to_thread(here.poll, ADMIN_START_S)
-        try:
-            answer = here.recv() if answered else "it did not answer"
-        except EOFError:
-            answer = "it ended at once"
-        if not isinstance(answer, int):
-            raise ConfigError([f"admin: the admin API did not start on {admin.host}:{admin.port}: {answer}"])
-        return answer
 
     # --- pieces
 
@@ -602,42 +572,6 @@ class Running:
         self._stack.push_async_callback(self._spawned(loop()))
 
 
-def load_policies(config: Config, dice: random.Random) -> tuple[dict[str, Policy], dict[str, str]]:
-    """Every policy the configuration names, and which model has one of its own."""
-    by_model = {name: model.policy for name, model in config.models.items() if model.policy}
-    policies: dict[str, Policy] = {}
-    for name in {config.policy.name, *by_model.values()}:
-        try:
-            policies[name] = plugins.load(plugins.POLICIES, name)(_weights(config.policy, name), dice)
-        except ValueError as error:
-            raise ConfigError([f"policy.weights: {error}"]) from error
-    return policies, by_model
-
-
-def _weights(settings: PolicyChoice, name: str) -> dict[str, float]:
-    return settings.weights if name == settings.name else {}
-
-
-def open_shadows(settings: PolicyChoice, call_at: CallAt, clock: Callable[[], float]) -> Shadows | None:
-    """With dice of their own: those of the policies that act do not feel them. None: there are none."""
-    dice = random.Random()
-    policies: dict[str, Policy] = {}
-    for name in settings.shadow:
-        try:
-            policies[name] = plugins.load(plugins.POLICIES, name)({}, dice)
-        except ValueError as error:
-            raise ConfigError([f"policy.shadow: {name}: {error}"]) from error
-    return Shadows(policies, call_at=call_at, clock=clock, dice=dice) if policies else None
-
-
-def ttft_slo_ms(settings: PolicyChoice) -> Callable[[int], float] | None:
-    """The objective for a prompt of so many tokens, ms. None: there is none."""
-    if settings.ttft_slo_s is None:
-        return None
-    base, per_token = settings.ttft_slo_s * 1e3, settings.ttft_slo_per_1k_tokens_ms / 1e3
-    return lambda tokens: base + per_token * tokens
-
-
 def _timer(clock: Callable[[], float]) -> CallAt:
     """Calls back at a time of `clock`."""
     loop = asyncio.get_running_loop()
@@ -650,51 +584,6 @@ def _timer(clock: Callable[[], float]) -> CallAt:
             loop.call_soon(call)
 
     return call_at
-
-
-def identity_header(auth: Auth) -> IdentityHeader | None:
-    if auth.header is None:
-        return None
-    peers = TrustedProxies(map(ipaddress.ip_network, auth.header.peers)) if auth.header.peers else None
-    return IdentityHeader(auth.header.name.encode(), peers)
-
-
-def admin_settings(config: Config) -> AdminSettings:
-    admin, folder = config.admin, config.make_state_dir()
-    auth = admin.auth
-    return AdminSettings(
-        host=admin.host,
-        port=admin.port,
-        tls=_server_tls(admin.tls),
-        database_url=store_url(config, folder),
-        pepper=pepper(config, folder),
-        audit_secret=audit_secret(config, folder),
-        bootstrap_key=None if auth.bootstrap_key is None else auth.bootstrap_key.get_secret_value(),
-        open=is_loopback(admin.host) or asks_for_certificates(admin.tls),
-        metrics_open=auth.metrics_open,
-        oidc=None if auth.oidc is None else auth.oidc.model_dump(),
-    )
-
-
-def room_settings(settings: WaitingRoom) -> tuple[RoomRule, RoomLimits]:
-    return (
-        RoomRule(free_tokens=settings.free_tokens, head_start_max_s=settings.head_start_max_s),
-        RoomLimits(requests=settings.max_requests, body_bytes=int(settings.max_bytes), wait_s=settings.wait_s),
-    )
-
-
-def http_limits(listen: Listen) -> Limits:
-    return Limits(
-        head_bytes=int(listen.max_head_bytes),
-        headers=listen.max_headers,
-        connections=listen.max_connections,
-        body_bytes=int(listen.max_body_bytes),
-        keep_alive_s=listen.keep_alive_s,
-        head_s=listen.head_s,
-        body_idle_s=listen.body_idle_s,
-        body_bytes_per_s=listen.body_bytes_per_s,
-        stall_s=listen.stalled_reader_s,
-    )
 
 
 def access_log(proxies: TrustedProxies) -> Callable[[Request], Callable[[Outcome], None]]:
@@ -726,13 +615,6 @@ async def _save(path: Path, index: BlockIndex, secret: bytes, feed: Feed) -> Non
         log.warning("the index could not be saved: %s", error.strerror)
 
 
-def expected_models(config: Config) -> set[str]:
-    """Names that clients may use as soon as their engines have joined."""
-    named = {engine.model for engine in config.engines if engine.model is not None}
-    arms = {arm for model in config.models.values() for arm in model.split}
-    return named | arms | set(config.aliases) | (set(config.models) - {"*"})
-
-
 def run(config: Config, *, read_again: ReadAgain | None = None) -> None:
     """`warmroute serve`: until SIGTERM or ctrl-c, then drains. Raises WarmrouteError for what cannot start."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
@@ -761,10 +643,6 @@ async def _run(config: Config, read_again: ReadAgain | None) -> None:
             await running.drain(accept=not told.at_once, hurry=told.hurry)
 
 
-def _server_tls(tls: ListenTls | None) -> ServerTls | None:
-    return None if tls is None else tls.settings()
-
-
 def _scheme(tls: ListenTls | None) -> str:
     return "http" if tls is None else "https"
 
@@ -776,12 +654,3 @@ def _reached(host: str) -> str:
 
 def _host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def _end(process: BaseProcess, connection: Connection) -> None:
-    """`connection`: that the process lives by."""
-    connection.close()
-    process.join(5)
-    if process.is_alive():
-        process.kill()
-        process.join()

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import gc
 import signal
-from collections.abc import Iterator, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -123,6 +123,17 @@ class AdminServer:
         if self._task is not None:
             await self._task
         await self._at_end.aclose()
+
+
+@asynccontextmanager
+async def served(live: Live, settings: AdminSettings) -> AsyncIterator[int]:
+    """Its port, in this process."""
+    server = AdminServer(live, settings)
+    port = await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop()
 
 
 def run(socket: str, settings: AdminSettings, parent: Connection) -> None:

@@ -45,6 +45,7 @@ class Exchange:
         first, *lines = head.decode("latin-1").split("\r\n")
         self.method, self.path, _ = first.split(" ")
         self.headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        self.head = head
         self.body = body
         self._reader = reader
         self._writer = writer
@@ -143,7 +144,7 @@ class Engine:
         self.ports = [EventPort()] if ports is None else list(ports)
         self.seen: list[Exchange] = []
         self.asked: list[str] = []  # every path but those
-        self.heard: list[bytes] = []
+        self._exchanges: list[Exchange] = []
         self.started_at = 1_700_000_000.25
         self.asleep = False
         self.block_size = block_size
@@ -167,6 +168,10 @@ class Engine:
     def url(self) -> str:
         return self._listener.url
 
+    @property
+    def heard(self) -> list[bytes]:
+        return [exchange.head + b"\r\n\r\n" + exchange.body for exchange in self._exchanges]
+
     def hang_up(self) -> None:
         """Every connection is closed."""
         self._listener.hang_up()
@@ -185,7 +190,7 @@ class Engine:
         head = (await reader.readuntil(b"\r\n\r\n"))[:-4]
         exchange = Exchange(head, b"", reader, writer)
         exchange.body = await reader.readexactly(int(exchange.headers.get("content-length", 0)))
-        self.heard.append(head + b"\r\n\r\n" + exchange.body)
+        self._exchanges.append(exchange)
         if exchange.path == "/v1/completions" and "x-request-id" not in exchange.headers:
             await self._probe(exchange)
         elif exchange.path in _COMPLETIONS:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from router.app import open_shadows, ttft_slo_ms
 from router.config import PolicyChoice
 from router.errors import ConfigError
 from router.routing.shadow import Shadows
+from router.settings import open_shadows, ttft_slo_ms
 
 
 class Demanding:
