@@ -304,6 +304,7 @@ class Running:
             models,
             readiness=self.live.readiness,
             identify=identity,
+            is_open=None if identity is None else lambda: identity.mode == "open",
             origins=config.listen.cors.origins,
         )
 

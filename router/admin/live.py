@@ -16,6 +16,7 @@ from router.core import Live
 Path = Literal["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/inference/v1/generate"]
 _CHAT: Path = "/v1/chat/completions"
 
+_TOLD_TO_ALL = ("ready", "draining")
 _NOT_READY: Documented = {503: {"description": "no model has a ready engine; the same body"}}
 _NO_RECEIPT: Documented = {
     404: {"description": "no receipt of this request, or none any more", "content": ERROR_ANSWER}
@@ -36,7 +37,7 @@ _COMPLETION_BODY = {
 
 
 def health_router(live: Live, metrics_need: Sequence[Any]) -> APIRouter:
-    """`metrics_need`: dependencies of the metrics page; none: it is open."""
+    """`metrics_need`: dependencies of the metrics page; none: it is open, and readiness tells where engines are."""
     router = APIRouter(tags=["health"])
 
     @router.get("/healthz")
@@ -48,7 +49,8 @@ def health_router(live: Live, metrics_need: Sequence[Any]) -> APIRouter:
     async def readyz() -> JSONResponse:
         """200 when at least one model has a ready engine, else 503; per model, whether its prompts are read exactly."""
         state = await live.readiness()
-        return JSONResponse(state, status_code=200 if state["ready"] else 503)
+        told = {name: state[name] for name in _TOLD_TO_ALL if name in state} if metrics_need else state
+        return JSONResponse(told, status_code=200 if state["ready"] else 503)
 
     @router.get("/metrics", response_class=PlainTextResponse, dependencies=metrics_need)
     async def metrics() -> Response:

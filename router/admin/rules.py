@@ -39,7 +39,7 @@ class NewLimit(Body):
     weights: dict[ClassName, Annotated[float, Field(ge=0, le=100)]] = Field(
         default_factory=dict, description="of token classes, 1 by default", examples=[{"cache_read": 0.1}]
     )
-    currency: Currency | None = Field(None, description="of money")
+    currency: Currency | None = Field(None, description="of money; what is priced in another is not counted")
     without_redis: Literal["local_share", "refuse", "allow"] = "local_share"
 
 

@@ -118,7 +118,7 @@ class AdminAuth(Section):
     """What the audit log is chained with, at least 32 characters; several gateways need the same. By default made at
     the first start and kept in state_dir."""
     metrics_open: bool = True
-    """false: /metrics asks for a key too."""
+    """false: /metrics asks for a key too, and /readyz tells no more than whether it is ready."""
     oidc: Oidc | None = None
     """Logins by JWT (needs the oidc extra)."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from router.admin.access import Access
 from router.admin.api import create_app
 from router.admin.serve import AdminServer, AdminSettings, run
 from router.errors import BadRequest, Conflict, UnknownInstance
@@ -107,6 +108,14 @@ async def test_readiness_is_a_status(client: httpx.AsyncClient, monkeypatch: pyt
     assert (await client.get("/readyz")).status_code == 200
     monkeypatch.setattr(FakeLive, "ready", False)
     assert (await client.get("/readyz")).status_code == 503
+
+
+async def test_where_metrics_need_a_key_readiness_tells_nothing_else() -> None:
+    app = create_app(FakeLive(), None, Access(None, pepper=b"", open=False), metrics_open=False)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin") as client:
+        assert (await client.get("/metrics")).status_code == 401
+        answer = await client.get("/readyz")
+    assert (answer.status_code, answer.json()) == (200, {"ready": True})
 
 
 async def test_an_engine_is_drained_by_its_name(client: httpx.AsyncClient) -> None:

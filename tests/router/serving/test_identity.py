@@ -111,7 +111,8 @@ async def test_what_needs_a_key_and_what_does_not(stand: Stand, accounts: Accoun
     async def readiness() -> dict[str, Any]:
         return {"ready": True, "draining": False, "models": {"m-chat": 1}, "pending": {"http://10.0.0.9:8000": "down"}}
 
-    await stand.start(echo, identify=await identity(accounts), readiness=readiness)
+    found = await identity(accounts)
+    await stand.start(echo, identify=found, readiness=readiness)
     with_key = {"x-api-key": key}
     for path in ("/v1/models", "/v1/models/m-chat", "/models"):
         assert (await stand.ask(method="GET", path=path)).status == 401
@@ -120,6 +121,7 @@ async def test_what_needs_a_key_and_what_does_not(stand: Stand, accounts: Accoun
     for headers in ({}, with_key):  # where engines are is for nobody on this port
         ready = await stand.ask(method="GET", path="/readyz", headers=headers)
         assert (ready.status, ready.json) == (200, {"ready": True, "draining": False})
+    assert found.refused == {"invalid_api_key": 3}  # a probe without a key is no stranger
 
 
 async def test_a_body_that_is_too_large_is_no_way_to_learn_anything(stand: Stand, accounts: Accounts) -> None:
