@@ -89,12 +89,13 @@ def _keys(router: APIRouter, desk: Desk, needs: Needs) -> None:
 
     @router.post("/key/generate")
     async def generate(body: Generate, who: Administrator = write) -> dict[str, Any]:
-        team = None if body.team_id is None else await desk.one(tenants, body.team_id, who)
+        team_id = body.team_id or who.tenant
+        team = None if team_id is None else await desk.one(tenants, team_id, who)
         if team is not None and team["archived_at"] is not None:
             raise Conflict("The team is deleted.")
         expires = None if body.duration is None else desk.clock() + _seconds(body.duration, "duration")
         async with desk.edit(who) as edit:
-            project = await _default_project(desk, edit, team or await _default_team(desk, edit, who))
+            project = await _default_project(edit, team or await _default_team(edit, who))
             made = await insert_key(desk, edit, _key_of(body, project, expires))
             await _bound(edit, "key", made["id"], body)
         return _as_key(made) | {"key": made["key"]}
@@ -162,16 +163,14 @@ async def _known(desk: Desk, key: str, who: Administrator) -> dict[str, Any]:
     return await desk.one(keys, key, who)
 
 
-async def _default_team(desk: Desk, edit: Edit, who: Administrator) -> dict[str, Any]:
-    if who.tenant is not None:
-        return await desk.one(tenants, who.tenant, who)
+async def _default_team(edit: Edit, who: Administrator) -> dict[str, Any]:
     found = await edit.find(tenants, name=_DEFAULT)
     if found is None and not who.may("tenants:write"):
         raise Forbidden("There is no team yet. To make one needs the scope tenants:write.", code="missing_scope")
     return found or await edit.insert(tenants, "tenant.create", _tenant_of(_DEFAULT, {}))
 
 
-async def _default_project(desk: Desk, edit: Edit, team: dict[str, Any]) -> dict[str, Any]:
+async def _default_project(edit: Edit, team: dict[str, Any]) -> dict[str, Any]:
     found = await edit.find(projects, tenant=team["id"], name=_DEFAULT)
     new = {"id": new_id(PROJECT), "tenant": team["id"], "name": _DEFAULT, "metadata": {}}
     return found or await edit.insert(projects, "project.create", new)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from router.admin.answers import WithoutTraces
+from router.store.database import open_database
 from router.store.keys import key_mac
 from tests.router.admin.office import BOOTSTRAP, PEPPER, Office, opened
 
@@ -103,3 +105,17 @@ async def test_a_shim_makes_no_team_for_who_may_only_make_keys(office: Office) -
 
 def test_a_key_of_strange_characters_is_looked_for_like_any() -> None:
     assert len(key_mac(PEPPER, "sk-\udcff\xff")) == 32
+
+
+async def test_more_edits_at_once_than_there_are_connections(postgres_url: str) -> None:
+    """None of them needs a second connection while it keeps the others waiting."""
+    database = open_database(postgres_url)
+    office = Office(database)
+    try:
+        tenant, _, _ = await office.tenant("acme")
+        maker = (await office.make("/keys", name="m", kind="admin", scopes=["keys:write"], tenant=tenant["id"]))["key"]
+        asked = [office.ask("POST", "/key/generate", key=maker, json={"key_alias": f"k{n}"}) for n in range(8)]
+        assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200] * 8
+    finally:
+        await office.client.aclose()
+        await database.aclose()
