@@ -362,7 +362,7 @@ class Running:
         config, settings = self._config, self._config.ledger
         if not settings.enabled:
             return None
-        spool = open_spool(state, int(config.store.spool_max_bytes))
+        spool = open_spool(state, int(config.store.spool_max_bytes), is_synced=settings.fsync_s is not None)
         needed = prices if settings.on_missing_price == "refuse" else None
         return Bookkeeping(
             Ledger(spool, prices=needed),

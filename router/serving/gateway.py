@@ -328,6 +328,9 @@ class Gateway:
             attempt.cancel()
             raise
 
+    def may_bill(self, caller: Caller, model: str) -> bool:
+        return self._ledger is None or self._ledger.may_bill(caller, model)
+
     def give_back(self, passage: Passage, reply: Reply, error: WarmrouteError) -> None:
         """The place of an attempt that failed."""
         self._release_place(passage, self._failure(passage, reply, error))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from router.core import Prompt
+from router.core import Caller, Prompt
 from router.errors import ClientError, NoEngine, Quarantined, RoomFull, ShuttingDown, WaitedTooLong, WarmrouteError
 from router.serving.attempt import Answer, Attempt
 from router.serving.call import Call
@@ -39,6 +39,10 @@ class Attempts(Protocol):
     ) -> Answer: ...
 
     def read_prompt(self, call: Call) -> Awaitable[Prompt]: ...
+
+    def may_bill(self, caller: Caller, model: str) -> bool:
+        """Whether somebody may be served by a model, as far as its price goes."""
+        ...
 
     def give_back(self, passage: Passage, reply: Reply, error: WarmrouteError) -> None:
         """The place of an attempt that failed."""
@@ -161,7 +165,9 @@ class Recovery:
             names = model.fallbacks
         for name in names:
             named = self._models.find(name)
-            if named is not None and named.model.name not in asked and permits(call.caller.models, name, named):
+            if named is None or named.model.name in asked or not permits(call.caller.models, name, named):
+                continue
+            if self._attempts.may_bill(call.caller, named.model.name):
                 return named
         return None
 

@@ -129,10 +129,10 @@ class Bookkeeping:
                 _log.error("the ledger's spool cannot be brought to the disk: %s", error.strerror)
 
 
-def open_spool(state_dir: Path, max_bytes: int) -> Spool:
+def open_spool(state_dir: Path, max_bytes: int, *, is_synced: bool) -> Spool:
     """Raises ConfigError."""
     try:
-        return Spool(state_dir / FOLDER, max_bytes=max_bytes)
+        return Spool(state_dir / FOLDER, max_bytes=max_bytes, is_synced=is_synced)
     except OSError as error:
         raise ConfigError([f"state_dir: the ledger cannot be written there: {error.strerror}"]) from error
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from router.core import Booking, Outcome, Prompt
+from router.core import Booking, Caller, Outcome, Prompt
 from router.errors import Forbidden, StoreUnavailable
 from router.serving.call import Call
 from router.serving.ledger.records import End, Mark, Seen
@@ -54,8 +54,14 @@ class Ledger:
         and has none."""
         if self._spool.full:
             raise StoreUnavailable("Requests cannot be accounted for at the moment; try again.", retry_after_s=_FULL_S)
-        if self._prices is not None and call.caller.key:
-            self._check_price(self._prices, call)
+        if self._prices is not None and call.caller.key and not self._prices.known:
+            raise StoreUnavailable("Prices are not known yet; try again.", retry_after_s=_FULL_S)
+        if not self.may_bill(call.caller, model := call.named.model.name):
+            raise Forbidden(f"The model {model!r} has no price.", param="model", code="model_without_price")
+
+    def may_bill(self, caller: Caller, model: str) -> bool:
+        """Whether it has a price, where it has to have one."""
+        return self._prices is None or not caller.key or self._prices.now(model, caller.tenant) is not None
 
     def dispatched(
         self,
@@ -164,13 +170,6 @@ class Ledger:
             "spool_full": float(self._spool.full),
             "spool_lost_total": self.lost,
         }
-
-    def _check_price(self, prices: Prices, call: Call) -> None:
-        if not prices.known:
-            raise StoreUnavailable("Prices are not known yet; try again.", retry_after_s=_FULL_S)
-        model = call.named.model.name
-        if prices.now(model, call.caller.tenant) is None:
-            raise Forbidden(f"The model {model!r} has no price.", param="model", code="model_without_price")
 
     def _output_bound(self, call: Call, prompt: Prompt) -> int:
         limit = call.api.output_limit(call.fields)

@@ -20,7 +20,9 @@ import fcntl
 import logging
 import os
 import secrets
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from router.serving.ledger.records import Record, frame
@@ -37,8 +39,8 @@ _TRY_AGAIN_S = 0.2
 class Spool:
     """One run. `append` is for the loop: it takes microseconds and never raises."""
 
-    def __init__(self, folder: Path, *, max_bytes: int) -> None:
-        """Raises OSError where there can be no files."""
+    def __init__(self, folder: Path, *, max_bytes: int, is_synced: bool = False) -> None:
+        """`is_synced`: `sync` is called again and again. Raises OSError where there can be no files."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
         self._max_bytes = max_bytes
@@ -47,6 +49,9 @@ class Spool:
         self._number = 0
         self._size = 0  # of the segment
         self._file = self._new_segment()
+        self._is_synced = is_synced
+        self._syncing = threading.Lock()
+        self._ended: list[int] = []  # segments that `sync` has to bring to the disk, and close
         self._held = bytearray()  # what the disk has not taken
         self._try_at = 0.0
         self._folder_bytes = 0
@@ -87,14 +92,24 @@ class Spool:
 
     def sync(self) -> None:
         """To the disk itself. Takes milliseconds and more: for a thread."""
-        os.fsync(self._file)
+        with self._syncing:
+            while self._ended:
+                os.fsync(self._ended[0])
+                os.close(self._ended.pop(0))
+            os.fsync(self._file)
 
     def close(self) -> None:
         """The run is over."""
         if self._held:
             self._try_at = 0.0
             self._write_held()
-        os.close(self._file)
+        if self._held:
+            _log.error("the ledger's spool could not be written to the end: %d bytes are lost", len(self._held))
+        if self._is_synced:
+            with suppress(OSError):
+                self.sync()
+        for file in (*self._ended, self._file):
+            os.close(file)
 
     def _write(self, data: bytes) -> None:
         try:
@@ -127,8 +142,12 @@ class Spool:
             file = self._new_segment()
         except OSError:
             return  # the old one goes on
-        os.close(self._file)
-        self._file, self._size = file, 0
+        ended, self._file, self._size = self._file, file, 0
+        if self._is_synced:
+            fcntl.flock(ended, fcntl.LOCK_UN)
+            self._ended.append(ended)
+        else:
+            os.close(ended)
 
     def _new_segment(self) -> int:
         """Locked before it has its name: nobody may find the last segment of a run unlocked while it lives."""

@@ -1026,6 +1026,18 @@ async def test_a_listener_that_fails_breaks_nothing(stand: Stand, caplog: pytest
     assert "secret" not in caplog.text
 
 
+async def test_a_fallback_that_may_not_be_billed_is_none(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where `ledger.on_missing_price` is `refuse`."""
+    await stand.start(echo)
+    stand.placement.instances.clear()
+    stand.models.replace([ServedModel(CHAT["model"], stand.prompts, fallbacks=("b",)), ServedModel("b", stand.prompts)])
+    assert (await stand.ask(CHAT)).status == 503
+    assert [ask.model for ask in stand.placement.asks] == [CHAT["model"], "b"]
+    monkeypatch.setattr(stand.gateway, "may_bill", lambda caller, model: model != "b")
+    assert (await stand.ask(CHAT)).status == 503
+    assert [ask.model for ask in stand.placement.asks[2:]] == [CHAT["model"]]
+
+
 async def test_a_placement_that_fails_at_the_end_loses_no_outcome(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:

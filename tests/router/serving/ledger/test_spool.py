@@ -268,3 +268,15 @@ def test_a_segment_that_cannot_be_read_keeps_no_other_run_out(tmp_path: Path) ->
     assert serials(reading.read(10)) == ["r1"]
     with pytest.raises(OSError, match="directory"):
         reading.read(10)
+
+
+def test_segments_that_have_ended_are_brought_to_the_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = Spool(tmp_path, max_bytes=64 * 1024, is_synced=True)
+    while len(segments(tmp_path)) < 3:
+        spool.append(end())
+    synced: set[int] = set()
+    monkeypatch.setattr(os, "fsync", lambda file: synced.add(os.fstat(file).st_ino))
+    spool.sync()
+    assert synced == {path.stat().st_ino for path in segments(tmp_path)}
+    assert len(reader(tmp_path).read(10_000)) > 100
+    spool.close()
