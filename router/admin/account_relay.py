@@ -17,6 +17,7 @@ ROUTES = {
     **dict.fromkeys(
         (
             *("/v1/usage", "/key/info", "/key/list", "/team/info", "/team/list", "/model/info", "/v1/model/info"),
+            *("/spend/logs", "/spend/tags", "/global/spend/report"),
             *(f"{prefix}/dashboard/billing/{what}" for prefix in ("/v1", "") for what in ("subscription", "usage")),
         ),
         "GET",

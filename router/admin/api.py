@@ -21,6 +21,7 @@ from router.admin.projects import projects_router
 from router.admin.reports import reports_router
 from router.admin.rules import costs_router, limits_router, prices_router
 from router.admin.shims.litellm import litellm_router
+from router.admin.shims.litellm_spend import spend_router
 from router.admin.shims.openai import organization_router
 from router.admin.tenants import tenants_router
 from router.core import Live
@@ -58,6 +59,7 @@ def create_app(
     if desk is not None:
         app.include_router(_accounts(desk, needs), prefix=_PREFIX)
         app.include_router(litellm_router(desk, needs, live))
+        app.include_router(spend_router(desk, needs, _today))
         app.include_router(own_router(desk, _today))
         if live is not None:
             report = isolation_router(live, partial(tenant_rules, desk.database))

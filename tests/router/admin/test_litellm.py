@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.router.admin.office import Office, opened
+from tests.router.admin.test_own import TODAY, used
 
 
 @pytest.fixture
@@ -74,3 +75,26 @@ async def test_what_is_not_kept_is_refused_by_name(office: Office, body: dict[st
 
 async def test_models(office: Office) -> None:
     assert await _call(office, "GET", "/model/info") == {"data": []}
+
+
+async def test_what_was_spent(office: Office) -> None:
+    tenant, _, key = await office.tenant("acme")
+    _, _, foreign = await office.tenant("umbrella")
+    await used(office, key, "1.25")
+    await used(office, key, "0.5", model="n")
+    await used(office, foreign, "4")
+    day = TODAY.isoformat()
+    (report,) = await _call(office, "GET", "/global/spend/report")
+    assert report["group_by_day"] == day
+    assert {team["team_name"]: team["total_spend"] for team in report["teams"]} == {"acme": 1.75, "umbrella": 4.0}
+    (report,) = await _call(office, "GET", "/global/spend/report?group_by=api_key")
+    assert sorted(row["total_spend"] for row in report["api_keys"]) == [1.75, 4.0]
+    (log,) = await _call(office, "GET", f"/spend/logs?api_key={key['id']}")
+    assert log == {"startTime": day, "spend": 1.75, "models": {"m": 1.25, "n": 0.5}}
+    assert await _call(office, "GET", "/spend/logs?start_date=2020-01-01&end_date=2020-01-02") == []
+    assert await _call(office, "GET", "/spend/tags") == []
+    own = await office.make("/keys", name="a", kind="admin", scopes=["reports:read"], tenant=tenant["id"])
+    answer = await office.ask("GET", "/global/spend/report", key=own["key"])
+    assert [[team["team_name"] for team in row["teams"]] for row in answer.json()] == [["acme"]]
+    answer = await office.ask("GET", f"/global/spend/report?team_id={foreign['tenant']}", key=own["key"])
+    assert answer.json() == []

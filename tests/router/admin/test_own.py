@@ -24,7 +24,7 @@ async def office(tmp_path: Path) -> AsyncIterator[Office]:
         yield office
 
 
-async def _used(office: Office, key: dict[str, Any], cost: str, *, day: int = DAY, model: str = "m") -> None:
+async def used(office: Office, key: dict[str, Any], cost: str, *, day: int = DAY, model: str = "m") -> None:
     where = {name: key[name] for name in ("tenant", "project")} | {"key": key["id"], "model": model, "instance": "a"}
     row: dict[str, Any] = {column.name: 0 for column in daily.c} | where
     row |= {f"{name}_tokens": at for at, name in enumerate(TOKEN_CLASSES)}
@@ -44,10 +44,10 @@ async def test_a_key_sees_what_its_tenant_used_and_no_other(office: Office) -> N
     _, project, key = await office.tenant("acme")
     second = await office.make("/keys", project=project["id"], name="two")
     _, _, foreign = await office.tenant("umbrella")
-    await _used(office, key, "1.25")
-    await _used(office, second, "0.5")
-    await _used(office, foreign, "99")
-    await _used(office, key, "7", day=DAY - 40)
+    await used(office, key, "1.25")
+    await used(office, second, "0.5")
+    await used(office, foreign, "99")
+    await used(office, key, "7", day=DAY - 40)
     (line,) = (await _asked(office, "/v1/usage", key["key"]))["data"]
     assert (line["day"], line["model"], line["requests"]) == (TODAY.isoformat(), "m", 6)
     assert (line["cost"], line["currency"], line["tokens"]["cache_read"]) == ("1.75", "USD", 2)
@@ -57,8 +57,8 @@ async def test_a_key_sees_what_its_tenant_used_and_no_other(office: Office) -> N
 
 async def test_what_one_api_asks_for(office: Office) -> None:
     tenant, project, key = await office.tenant("acme")
-    await _used(office, key, "1.25")
-    await _used(office, await office.make("/keys", project=project["id"], name="two"), "5")
+    await used(office, key, "1.25")
+    await used(office, await office.make("/keys", project=project["id"], name="two"), "5")
     assert (await _asked(office, "/v1/dashboard/billing/subscription", key["key"]))["hard_limit_usd"] == 1e8
     money = {"measure": "money", "window": "month", "currency": "USD"}
     await office.make("/limits", **money, level="tenant", owner=tenant["id"], amount=100)
