@@ -15,10 +15,9 @@ from fastapi import APIRouter, Query
 from router.admin.access import Administrator, Needs
 from router.admin.desk import Desk
 from router.store.report_lines import Line
-from router.store.reports import Question, cost_report
+from router.store.reports import Question, cost_report, period_to
 
 _CURRENCY = "USD"
-_DAYS = 30
 
 Day = Annotated[datetime.date | None, Query(description="e.g. 2026-11-30, UTC")]
 
@@ -34,7 +33,7 @@ def spend_router(desk: Desk, needs: Needs, today: Callable[[], datetime.date]) -
                 return []
             filters["tenant"] = [who.tenant]
         end = last or today()
-        begin = first or end - datetime.timedelta(days=_DAYS - 1)
+        begin = first or period_to(end)
         report = await cost_report(desk.database, Question(by, begin, end, filters, own_costs=False))
         return [line for line in report.lines if line.currency == _CURRENCY]
 

@@ -41,6 +41,7 @@ BAD_QUERIES = [
     "/admin/v1/reports/statement?tenant=a&month=9999-12",
     "/admin/v1/usage?start_time=0&project_ids=%00",
     "/key/info?key=%00",
+    "/spend/logs?end_date=0001-01-01",
 ]
 
 
