@@ -27,7 +27,7 @@ from typing import Any
 from tests.bench.processes import end_cleanly_when_told
 
 BENCHMARKS = (
-    "place", "decision", "index", "events", "slices", "lab", "http_relay", "relay", "turns", "stalls",
+    "place", "decision", "index", "events", "slices", "lab", "http_relay", "calls", "relay", "turns", "stalls",
     "streaming_share", "agreement",
 )  # fmt: skip
 BY_NAME = ("crowd",)  # run only when named: they ask whether something breaks, not how fast it is
