@@ -30,8 +30,8 @@ dev: $(VENV)/.dev       ## what testing needs on top (about 1 minute)
 run: $(VENV)/.run       ## gateway, three simulated engines, a live table; ends with ctrl-c
 	$(BIN)/warmroute demo
 
-test: $(VENV)/.dev      ## the whole test suite (about 8 minutes)
-	$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.dev      ## the whole test suite on all cores, or ARGS=tests/folder (about 4 minutes)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 check: $(VENV)/.dev     ## format, lint, types, import directions (about 1 minute)
 	$(BIN)/ruff format --check .
@@ -52,8 +52,9 @@ bench-policies: $(VENV)/.dev ## all policies on recorded and made workloads, ARG
 fuzz: $(VENV)/.fuzz     ## a million inputs against our parsers, looking for new lines; findings in .fuzz/findings (about 15 minutes)
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
-test-real: $(VENV)/.dev ## real vLLM and SGLang servers on this CPU, ENGINES=folder with start_vllm.sh and start_sglang.sh (about 25 minutes)
+test-real: $(VENV)/.dev ## real vLLM and SGLang servers on this CPU, ENGINES=folder with start_vllm.sh and start_sglang.sh (about 30 minutes)
 	$(BIN)/python -m tests.real --engines $(ENGINES) $(ARGS)
+	$(BIN)/python -m tests.real.isolation --engines $(ENGINES)
 
 lock:                   ## writes the lock files anew from pyproject.toml (needs uv)
 	uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --extra build pyproject.toml -o requirements.lock

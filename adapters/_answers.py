@@ -7,6 +7,8 @@ from enum import Enum
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import orjson
+
 from router.core import EventSource
 from router.errors import EngineProtocolError
 
@@ -51,6 +53,28 @@ def read_tokens(answer: Any) -> list[int]:
     if type(tokens) is not list or not all(type(token) is int for token in tokens):
         raise EngineProtocolError("the engine's answer holds no token ids")
     return tokens
+
+
+def read_request_fields(page: bytes) -> dict[str, list[frozenset[str]]]:
+    """Of each POST in an OpenAPI description: the properties of every form its body may have. Takes milliseconds."""
+    try:
+        described = orjson.loads(page)
+        return {
+            path: _forms_of(described, content["schema"])
+            for path, methods in described["paths"].items()
+            for content in methods.get("post", {}).get("requestBody", {}).get("content", {}).values()
+        }
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, RecursionError):
+        return {}
+
+
+def _forms_of(described: Any, schema: Any) -> list[frozenset[str]]:
+    if "$ref" in schema:
+        return _forms_of(described, described["components"]["schemas"][schema["$ref"].rpartition("/")[2]])
+    choices = schema.get("anyOf") or schema.get("oneOf")
+    if choices:
+        return [form for choice in choices for form in _forms_of(described, choice)]
+    return [frozenset(schema.get("properties", ()))]
 
 
 def kind_of(path: str) -> Kind:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import ssl
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import httpx
@@ -82,9 +82,9 @@ class EngineHttp:
     async def status(self, instance: Instance, path: str, *, with_key: bool = True) -> int:
         return (await self._send("GET", instance, path, with_key=with_key)).status_code
 
-    async def page(self, instance: Instance, path: str) -> bytes | None:
+    async def page(self, instance: Instance, path: str, *, timeout_s: float | None = None) -> bytes | None:
         """The body of a 200; None where the engine has no such route."""
-        response = await self._send("GET", instance, path)
+        response = await self._send("GET", instance, path, timeout_s=timeout_s)
         if response.status_code in _ABSENT:
             return None
         if response.status_code != 200:
@@ -96,9 +96,17 @@ class EngineHttp:
         body = await self.page(instance, path)
         return None if body is None else _parse(body, path)
 
-    async def post(self, instance: Instance, path: str, body: Mapping[str, Any]) -> Any:
+    async def post(
+        self,
+        instance: Instance,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        headers: Iterable[tuple[bytes, bytes]] = (),
+        timeout_s: float | None = None,
+    ) -> Any:
         """The JSON of the answer to a JSON body; None where the engine has no such route."""
-        response = await self._send("POST", instance, path, content=_dump(body))
+        response = await self._send("POST", instance, path, content=_dump(body), headers=headers, timeout_s=timeout_s)
         if response.status_code in _ABSENT:
             return None
         if response.status_code != 200:
@@ -106,15 +114,30 @@ class EngineHttp:
         return _parse(response.content, path)
 
     async def _send(
-        self, method: str, instance: Instance, path: str, *, content: bytes | None = None, with_key: bool = True
+        self,
+        method: str,
+        instance: Instance,
+        path: str,
+        *,
+        content: bytes | None = None,
+        with_key: bool = True,
+        headers: Iterable[tuple[bytes, bytes]] = (),
+        timeout_s: float | None = None,
     ) -> httpx.Response:
-        headers = {"content-type": "application/json"} if content is not None else {}
+        lines = [*headers]
+        if content is not None:
+            lines.append((b"content-type", b"application/json"))
         if instance.api_key is not None and with_key:
-            headers["authorization"] = f"Bearer {instance.api_key}"
+            lines.append((b"authorization", b"Bearer " + instance.api_key.encode()))
         client = await self._take(instance)
         try:
             return await client.http.request(
-                method, instance.url + path, content=content, headers=headers, extensions=server_name(instance.tls)
+                method,
+                instance.url + path,
+                content=content,
+                headers=lines,
+                timeout=_TIMEOUT if timeout_s is None else timeout_s,
+                extensions=server_name(instance.tls),
             )
         except httpx.TimeoutException as error:
             raise EngineTimeout("the engine did not answer in time", detail=_where(instance, path, error)) from None

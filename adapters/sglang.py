@@ -22,6 +22,7 @@ from adapters._answers import (
     text,
 )
 from adapters._base import EngineAdapter
+from adapters._home import at_home
 from adapters._metrics import by_rank
 from router.core import EngineFacts, EventSource, HitRule, Instance, Load
 from router.errors import EngineProtocolError, EngineUnreachable
@@ -43,6 +44,7 @@ _CHAT_FIELDS = (
 
 class SglangAdapter(EngineAdapter):
     name = "sglang"
+    continues_messages = True
 
     async def recognises(self, instance: Instance) -> float:
         """How surely there is an SGLang at `instance.url`: 0 no, 1 yes."""
@@ -53,7 +55,8 @@ class SglangAdapter(EngineAdapter):
         if text(info, "status") not in (None, "ready"):
             raise EngineUnreachable("the engine is not ready")
         models = await self._models(instance)
-        sources = _sources(info, instance)
+        told = _sources(info, instance)
+        sources, strangers = (told, ()) if instance.events is not None else await at_home(told, instance.url)
         ranks = max(1, len(sources), number(info, "dp_size") or 1)
         page_size = (number(info, "page_size") or instance.block_size or 1) * (number(info, "dcp_size") or 1)
         return EngineFacts(
@@ -72,7 +75,7 @@ class SglangAdapter(EngineAdapter):
             boot_id=_boot_id(info),
             model_path=text(info, "model_path"),
             open_without_key=await self._is_open(instance),
-            notes=_notes(info, instance, sources),
+            notes=(*_notes(info, instance, told), *strangers),
         )
 
     async def load(self, instance: Instance) -> Mapping[int, Load]:

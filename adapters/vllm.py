@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from adapters._answers import Kind, connectable, events_note, kind_of, read_tokens, single_prompt, text
 from adapters._base import EngineAdapter
+from adapters._home import at_home
 from adapters._metrics import by_rank, first, label, rank_of, samples, whole
 from router.core import EngineFacts, EventBatch, EventSource, HitRule, Instance, Load, Lost
 from router.errors import EngineProtocolError, EngineUnreachable
@@ -41,6 +42,7 @@ class VllmAdapter(EngineAdapter):
     """
 
     name = "vllm"
+    continues_messages = True
 
     def __init__(
         self, *, transport: httpx.AsyncBaseTransport | None = None, clock: Callable[[], float] = time.monotonic
@@ -120,7 +122,8 @@ class VllmAdapter(EngineAdapter):
             notes += [note] if note is not None else []
         if not answer:
             notes.append(f"KV events are off: add {_EVENTS_FLAG}")
-        return self._numbered(instance, sources), tuple(dict.fromkeys(notes))
+        home, strangers = await at_home(sources, instance.url)
+        return self._numbered(instance, list(home)), tuple(dict.fromkeys((*notes, *strangers)))
 
     def _numbered(self, instance: Instance, sources: list[EventSource]) -> tuple[EventSource, ...]:
         first_rank = min((source.rank for source in sources), default=0)

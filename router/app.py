@@ -9,38 +9,40 @@ What signals do to it is in `life.py`, what a new configuration changes in `relo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import ipaddress
 import logging
-import multiprocessing
 import os
 import random
-import secrets
+import resource
 import sys
-import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
 import uvloop
 
-from router import __version__, life, plugins
-from router.admin import serve as admin_process
-from router.admin.serve import AdminServer
-from router.config import Config, Listen, ListenTls, PolicyChoice, WaitingRoom
+from router import __version__, admin_process, life
+from router.admin.account_relay import ROUTES as ACCOUNT_ROUTES
+from router.admin.account_relay import AccountRelay
+from router.admin.serve import served
+from router.config import Config, ListenTls
+from router.config.listen import asks_for_certificates, is_loopback
 from router.core import Instance, Outcome, Placement, Policy
-from router.errors import ConfigError, Conflict, WarmrouteError
+from router.errors import ConfigError, Conflict, StoreUnavailable, WarmrouteError, place_of
 from router.http.client import Pool
-from router.http.messages import Limits, PoolLimits, Request
+from router.http.messages import PoolLimits, Request
 from router.http.proxies import TrustedProxies
 from router.http.server import Server, serve
+from router.isolation import IsolationView
 from router.life import Signals
 from router.live import LiveView, feed_counts, room_figures
+from router.prover import Prover
 from router.reload import compare
 from router.roster import Changes, Roster, load_adapters
 from router.routing import persist
@@ -48,22 +50,47 @@ from router.routing.bookings import Bookings
 from router.routing.brain import Brain, Placed
 from router.routing.feed import Feed
 from router.routing.fleet import Fleet
+from router.routing.footprint import Footprints
 from router.routing.index import BlockIndex
 from router.routing.recent import RecentDispatches
-from router.routing.room_rule import RoomRule
 from router.routing.sent import SentIndex
 from router.routing.shadow import Shadows
 from router.routing.trace_log import TraceLog
-from router.routing.waiting_room import RoomLimits
+from router.serving.callers import Callers
 from router.serving.edge import Edge
 from router.serving.engines import Engines
 from router.serving.gateway import Gateway, Listener
+from router.serving.identity import Identity
+from router.serving.isolation.fields import FieldRules
+from router.serving.isolation.salts import Salts
+from router.serving.isolation.shadow import IsolationShadow
+from router.serving.ledger.keeping import FOLDER, Bookkeeping, open_spool
+from router.serving.ledger.ledger import EngineThere, Ledger
+from router.serving.ledger.writer import WriterSettings
+from router.serving.limits.limiter import Limiter
+from router.serving.limits.opening import open_limits
 from router.serving.models import Models
+from router.serving.pricing import Prices
 from router.serving.proxy import Proxy
 from router.serving.tools_order import ToolsOrder
+from router.settings import (
+    CallAt,
+    admin_settings,
+    expected_models,
+    http_limits,
+    identity_header,
+    load_policies,
+    open_shadows,
+    room_settings,
+    ttft_slo_ms,
+    weights,
+)
+from router.state import deployment_secret, isolation_secret, open_store, pepper, store_url
+from router.store.database import Database
+from router.store.isolation import ProofStore
+from router.store.pseudonyms import pseudonym
 from router.telemetry import Telemetry, log_access
-from router.tls import ServerContext, ServerTls
-from router.wire import WireServer, live_methods
+from router.tls import ServerContext
 
 log = logging.getLogger("warmroute")
 
@@ -72,11 +99,9 @@ GC_THRESHOLDS = (5_000, 20, 20)
 """A request leaves nothing to the garbage collector (a test sees to it), so it is asked seldom: with Python's 700 its
 looks at what is under way cost 14 µs a request, with these 1 µs."""
 DRAIN_S = 30.0
-ADMIN_START_S = 30.0
 TIMER_S = 0.0005  # uvloop rounds to whole milliseconds: half of its timers would come too early
 
 AdminMode = Literal["process", "inline", "off"]
-CallAt = Callable[[float, Callable[[], None]], None]
 Door = Callable[[Placement], AbstractAsyncContextManager[Placement]]
 ReadAgain = Callable[[], Config]
 """Reads the configuration as it is now. Raises ConfigError."""
@@ -94,6 +119,7 @@ class Running:
     url: str
     admin_url: str | None
     live: LiveView
+    store: Database
     _server: Server
 
     def __init__(
@@ -111,6 +137,7 @@ class Running:
         self._reloading = asyncio.Lock()
         self._clock = time.monotonic
         self._hurried = False  # to the end
+        self._in_processes = admin == "process"
         self._admin: AdminMode = admin if config.admin.enabled else "off"
         self._drain_s = drain_s
         self._door = door
@@ -133,24 +160,38 @@ class Running:
         config, clock = self._config, self._clock
         dice = self._dice = random.Random()
         state = config.make_state_dir()
-        secret = deployment_secret(state)
+        secret, key_pepper = deployment_secret(state), pepper(config, state)
+        store = self.store = await open_store(config, state)
+        self._at_end(store.aclose)
+        salts = Salts(isolation_secret(config, state), config.isolation.version)
+        identity = await self._identify(key_pepper, salts)
+        prices = await self._keep_prices() if identity is not None else None
+        books = self._keep_books(state, prices, lambda: engines_there(fleet))
         executor = ThreadPoolExecutor(1, "tokenize")
         self._at_end(lambda: executor.shutdown(wait=False, cancel_futures=True))
 
         # What is known, and how it chooses
-        fleet, bookings = Fleet(), Bookings[Placed](first_id=dice.getrandbits(40))
+        fleet = Fleet(unverified=config.isolation.unverified)
+        bookings = Bookings[Placed](first_id=dice.getrandbits(40))
         index = BlockIndex(secret, max_bytes=int(config.index.max_bytes), clock=clock)
         sent = SentIndex(index, clock=clock)
         recent = RecentDispatches(clock=clock)
         tools_order, trace_log = ToolsOrder(), TraceLog()
+        footprints = Footprints(most=config.isolation.cold_share)
+        shadow = IsolationShadow(call_at=_timer(clock), clock=clock)
         telemetry = Telemetry(
             fleet=lambda: fleet.rows(clock()),
             feed=lambda: feed_counts(feed, index),
             reordered_tools=lambda: tools_order.counts,
             room=lambda: room_figures(brain.room, clock()),
-            shadows=lambda: {} if self._shadows is None else self._shadows.figures(),
+            shadows=self._shadow_figures,
+            isolation=lambda: isolation.figures(),
             connections=lambda: engines.connections(),
+            limits=lambda: {} if limiter is None else limiter.figures(),
             refused=lambda: self._server.refused,
+            callers=dict if identity is None else identity.figures,
+            strangers=dict if identity is None else lambda: identity.refused,
+            ledger=dict if books is None else books.figures,
         )
         self._policies, by_model = load_policies(config, dice)
         self._shadows = open_shadows(config.policy, _timer(clock), clock)
@@ -165,6 +206,7 @@ class Running:
             model_policies=by_model,
             ttft_slo_ms=ttft_slo_ms(config.policy),
             shadows=self._shadows,
+            footprints=footprints,
             decided=telemetry.decided,
             ended=trace_log.note,
             clock=clock,
@@ -205,7 +247,23 @@ class Running:
             models=models,
             secret=secret,
             executor=executor,
+            shadow=shadow,
         )
+        prover = Prover(
+            fleet=fleet,
+            index=index,
+            engines=engines,
+            adapters=adapters,
+            secret=secret,
+            wanted=lambda: identity is not None and identity.mode == "keys",
+            store=ProofStore(store),
+            open_engines=config.isolation.open_engines == "note",
+            clock=clock,
+        )
+        isolation = IsolationView(
+            lambda: self._config.isolation, fleet=fleet, prover=prover, footprints=footprints, shadow=shadow
+        )
+        limiter = None if prices is None else await self._open_limits(prices)
         placement = brain if self._door is None else await self._stack.enter_async_context(self._door(brain))
         gateway = self._gateway = Gateway(
             models,
@@ -217,9 +275,13 @@ class Running:
             access=access_log(proxies) if config.listen.access_log else None,
             forward_headers=config.listen.forward_headers,
             tools_order=tools_order,
+            ledger=None if books is None else books.ledger,
+            field_rules=FieldRules(safe=config.isolation.safe_fields, media_hosts=config.isolation.media_hosts),
             retry_share=config.failover.share,
             on_fault=telemetry.fault,
+            limiter=limiter,
             dice=dice,
+            pseudonym=partial(pseudonym, key_pepper),
         )
         self.live = LiveView(
             fleet=fleet,
@@ -229,22 +291,93 @@ class Running:
             telemetry=telemetry,
             trace_log=trace_log,
             clock=clock,
+            config=lambda: self._config,
+            compare=self._compare_file,
             reload=self.reload,
+            shadows=self._shadow_figures,
+            identity=identity,
+            limits=dict if limiter is None else limiter.state,
+            isolation=isolation.report,
         )
-        self._edge = Edge(gateway, models, readiness=self.live.readiness, origins=config.listen.cors.origins)
+        self._edge = Edge(
+            gateway,
+            models,
+            readiness=self.live.readiness,
+            identify=identity,
+            origins=config.listen.cors.origins,
+        )
 
         # Life
         await feed.start()
         self._at_end(feed.stop)
         await roster.start()
         self._at_end(roster.stop)
+        prover.start()
+        self._at_end(prover.stop)
         self._save = partial(_save, index_file, index, secret, feed)
         self._every(config.index.save_every_s, self._save, at_end=True)
         self._stack.push_async_callback(self._spawned(telemetry.sample_lag()))
+        if books is not None:
+            books.start()
+            self._at_end(books.stop)  # after the last request, whose listening ends before
         await self._listen(self._edge, proxies)
         await self._serve_admin()
         gc.collect()
         gc.freeze()  # what was built at the start is not looked at again by every collection
+
+    async def _identify(self, key_pepper: bytes, salts: Salts) -> Identity | None:
+        """None: nobody is asked who they are."""
+        config = self._config
+        auth, listen = config.auth, config.listen
+        if auth.mode == "open":
+            return None
+        callers = Callers(
+            self.store,
+            pepper=key_pepper,
+            salt_of=salts.of,
+            refresh_s=auth.refresh_s,
+            stale_s=auth.stale_s,
+        )
+        identity = Identity(
+            callers,
+            needs_key=auth.mode == "keys",
+            private=is_loopback(listen.host) or asks_for_certificates(listen.tls),
+            header=identity_header(auth),
+        )
+        await identity.refresh()
+        self._every(auth.refresh_s, identity.refresh, at_end=False)
+        return identity
+
+    async def _keep_prices(self) -> Prices:
+        prices = Prices()
+        read = partial(_read_prices, prices, self.store)
+        await read()
+        self._every(self._config.auth.refresh_s, read, at_end=False)
+        return prices
+
+    def _keep_books(
+        self, state: Path, prices: Prices | None, engines: Callable[[], Iterable[EngineThere]]
+    ) -> Bookkeeping | None:
+        """None: nothing is kept of what requests cost."""
+        config, settings = self._config, self._config.ledger
+        if not settings.enabled:
+            return None
+        spool = open_spool(state, int(config.store.spool_max_bytes), is_synced=settings.fsync_s is not None)
+        needed = prices if settings.on_missing_price == "refuse" else None
+        return Bookkeeping(
+            Ledger(spool, prices=needed),
+            spool,
+            WriterSettings(
+                folder=state / FOLDER,
+                unknown_cached=settings.unknown_cached,
+                currency=settings.currency,
+                retention_days=config.store.retention_days,
+            ),
+            store_url(config, state),
+            engines=engines,
+            in_process=self._in_processes,
+            fsync_s=settings.fsync_s,
+        )
 
     # --- while it runs
 
@@ -302,12 +435,25 @@ class Running:
             "notes": list(read.notes),
         }
 
+    async def _compare_file(self) -> dict[str, Any]:
+        """What its file says by now and is not in force: what a reload would take over, and what needs a restart."""
+        if self._read_again is None:
+            return {"changed": [], "needs_restart": []}
+        try:
+            taken = compare(self._config, await asyncio.to_thread(self._read_again))
+        except ConfigError as error:
+            return {"changed": [], "needs_restart": [], "mistakes": list(error.mistakes)}
+        return {"changed": list(taken.changed), "needs_restart": list(taken.needs_restart)}
+
+    def _shadow_figures(self) -> dict[str, dict[str, float]]:
+        return {} if self._shadows is None else self._shadows.figures()
+
     def _policies_of(self, config: Config) -> tuple[dict[str, Policy], dict[str, str], Shadows | None]:
         """As configured, those that are the same as before being the same objects: a policy may remember things."""
         before, policy = self._config.policy, config.policy
         policies, by_model = load_policies(config, self._dice)
         for name in self._policies.keys() & policies.keys():
-            if _weights(before, name) == _weights(policy, name):
+            if weights(before, name) == weights(policy, name):
                 policies[name] = self._policies[name]
         same = policy.shadow == before.shadow
         return policies, by_model, self._shadows if same else open_shadows(policy, _timer(self._clock), self._clock)
@@ -362,46 +508,33 @@ class Running:
 
     async def _serve_admin(self) -> None:
         self.admin_url = None
-        admin = self._config.admin
-        if self._admin == "inline":
-            server = AdminServer(self.live, host=admin.host, port=admin.port, tls=_server_tls(admin.tls))
-            port = await server.start()
-            self._at_end(server.stop)
-        elif self._admin == "process":
-            port = await self._start_admin_process()
-        else:
+        if self._admin == "off":
             return
+        admin, settings = self._config.admin, admin_settings(self._config)
+        serving = admin_process.served(self.live, settings) if self._admin == "process" else served(self.live, settings)
+        port = await self._stack.enter_async_context(serving)
         self.admin_url = f"{_scheme(admin.tls)}://{_host(admin.host)}:{port}"
-
-    async def _start_admin_process(self) -> int:
-        """The admin API in a process of its own, which asks this one over a socket that only we can open."""
-        folder = tempfile.TemporaryDirectory(prefix="warmroute-")
-        self._at_end(folder.cleanup)
-        path = Path(folder.name) / "live"
-        wire = WireServer(live_methods(self.live))
-        await wire.start(path)
-        self._at_end(wire.stop)
-        context = multiprocessing.get_context("spawn")
-        here, there = context.Pipe(duplex=False)
-        admin = self._config.admin
-        process = context.Process(
-            target=admin_process.run,
-            args=(str(path), admin.host, admin.port, there, _server_tls(admin.tls)),
-            daemon=True,
-        )
-        process.start()
-        there.close()
-        self._at_end(lambda: asyncio.to_thread(_end, process))
-        answered = await asyncio.to_thread(here.poll, ADMIN_START_S)
-        try:
-            answer = here.recv() if answered else "it did not answer"
-        except EOFError:
-            answer = "it ended at once"
-        if not isinstance(answer, int):
-            raise ConfigError([f"admin: the admin API did not start on {admin.host}:{admin.port}: {answer}"])
-        return answer
+        if admin.tls is None:  # else who asks must know its certificate, and may have to show one
+            accounts = AccountRelay(f"http://{_host(_reached(admin.host))}:{port}")
+            self._at_end(accounts.aclose)
+            self._edge.offer_accounts(accounts, ACCOUNT_ROUTES)
 
     # --- pieces
+
+    async def _open_limits(self, prices: Prices) -> Limiter:
+        redis, auth = self._config.redis, self._config.auth
+        limits = open_limits(
+            self.store,
+            price_of=prices.now,
+            unknown_cached=self._config.ledger.unknown_cached,
+            redis_url=None if redis.url is None else redis.url.get_secret_value(),
+            redis_timeout_s=redis.timeout_s,
+            refresh_s=auth.refresh_s,
+        )
+        try:
+            return await self._stack.enter_async_context(limits)
+        except ValueError as error:
+            raise ConfigError(["redis.url: must be redis://[:PASSWORD@]HOST:PORT[/DB] or rediss://…"]) from error
 
     def _pool(self, instance: Instance) -> Pool:
         limits = PoolLimits(connect_s=self._config.timeouts.connect_s)
@@ -439,42 +572,6 @@ class Running:
         self._stack.push_async_callback(self._spawned(loop()))
 
 
-def load_policies(config: Config, dice: random.Random) -> tuple[dict[str, Policy], dict[str, str]]:
-    """Every policy the configuration names, and which model has one of its own."""
-    by_model = {name: model.policy for name, model in config.models.items() if model.policy}
-    policies: dict[str, Policy] = {}
-    for name in {config.policy.name, *by_model.values()}:
-        try:
-            policies[name] = plugins.load(plugins.POLICIES, name)(_weights(config.policy, name), dice)
-        except ValueError as error:
-            raise ConfigError([f"policy.weights: {error}"]) from error
-    return policies, by_model
-
-
-def _weights(settings: PolicyChoice, name: str) -> dict[str, float]:
-    return settings.weights if name == settings.name else {}
-
-
-def open_shadows(settings: PolicyChoice, call_at: CallAt, clock: Callable[[], float]) -> Shadows | None:
-    """With dice of their own: those of the policies that act do not feel them. None: there are none."""
-    dice = random.Random()
-    policies: dict[str, Policy] = {}
-    for name in settings.shadow:
-        try:
-            policies[name] = plugins.load(plugins.POLICIES, name)({}, dice)
-        except ValueError as error:
-            raise ConfigError([f"policy.shadow: {name}: {error}"]) from error
-    return Shadows(policies, call_at=call_at, clock=clock, dice=dice) if policies else None
-
-
-def ttft_slo_ms(settings: PolicyChoice) -> Callable[[int], float] | None:
-    """The objective for a prompt of so many tokens, ms. None: there is none."""
-    if settings.ttft_slo_s is None:
-        return None
-    base, per_token = settings.ttft_slo_s * 1e3, settings.ttft_slo_per_1k_tokens_ms / 1e3
-    return lambda tokens: base + per_token * tokens
-
-
 def _timer(clock: Callable[[], float]) -> CallAt:
     """Calls back at a time of `clock`."""
     loop = asyncio.get_running_loop()
@@ -489,29 +586,26 @@ def _timer(clock: Callable[[], float]) -> CallAt:
     return call_at
 
 
-def room_settings(settings: WaitingRoom) -> tuple[RoomRule, RoomLimits]:
-    return (
-        RoomRule(free_tokens=settings.free_tokens, head_start_max_s=settings.head_start_max_s),
-        RoomLimits(requests=settings.max_requests, body_bytes=int(settings.max_bytes), wait_s=settings.wait_s),
-    )
-
-
-def http_limits(listen: Listen) -> Limits:
-    return Limits(
-        head_bytes=int(listen.max_head_bytes),
-        headers=listen.max_headers,
-        body_bytes=int(listen.max_body_bytes),
-        keep_alive_s=listen.keep_alive_s,
-        head_s=listen.head_s,
-        body_idle_s=listen.body_idle_s,
-        body_bytes_per_s=listen.body_bytes_per_s,
-        stall_s=listen.stalled_reader_s,
-    )
-
-
 def access_log(proxies: TrustedProxies) -> Callable[[Request], Callable[[Outcome], None]]:
     """Who the client is, is found when it comes: its request is gone when it has ended."""
     return lambda request: partial(log_access, client=proxies.client(request))
+
+
+def engines_there(fleet: Fleet) -> Iterator[EngineThere]:
+    """As the ledger notes them."""
+    for instance in fleet.instances():
+        ranks = fleet.ranks(instance.id)
+        yield EngineThere(instance.id, instance.price_per_hour, len(ranks), sum(rank.capacity_tokens for rank in ranks))
+
+
+async def _read_prices(prices: Prices, store: Database) -> None:
+    """Those that are known go on where they cannot be read."""
+    try:
+        await prices.refresh(store)
+    except StoreUnavailable:
+        pass  # told by who reads the keys
+    except Exception as unexpected:  # of a database without tables, e.g.; it must not be the last time
+        log.warning("prices cannot be read: %s", place_of(unexpected))
 
 
 async def _save(path: Path, index: BlockIndex, secret: bytes, feed: Feed) -> None:
@@ -521,33 +615,22 @@ async def _save(path: Path, index: BlockIndex, secret: bytes, feed: Feed) -> Non
         log.warning("the index could not be saved: %s", error.strerror)
 
 
-def expected_models(config: Config) -> set[str]:
-    """Names that clients may use as soon as their engines have joined."""
-    named = {engine.model for engine in config.engines if engine.model is not None}
-    arms = {arm for model in config.models.values() for arm in model.split}
-    return named | arms | set(config.aliases) | (set(config.models) - {"*"})
-
-
-def deployment_secret(state_dir: Path) -> bytes:
-    """Made at the first start; all block keys hang on it."""
-    path = state_dir / "secret"
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        secret = secrets.token_bytes(32)
-        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-            file.write(secret)
-        return secret
-
-
 def run(config: Config, *, read_again: ReadAgain | None = None) -> None:
     """`warmroute serve`: until SIGTERM or ctrl-c, then drains. Raises WarmrouteError for what cannot start."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     config.prepare_process()
+    _allow_open_files()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(*GC_THRESHOLDS)
     uvloop.run(_run(config, read_again))
+
+
+def _allow_open_files() -> None:
+    """As many as the system lets us have: a stream takes two, and the 1,024 of most shells are soon used up."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _run(config: Config, read_again: ReadAgain | None) -> None:
@@ -560,21 +643,14 @@ async def _run(config: Config, read_again: ReadAgain | None) -> None:
             await running.drain(accept=not told.at_once, hurry=told.hurry)
 
 
-def _server_tls(tls: ListenTls | None) -> ServerTls | None:
-    return None if tls is None else tls.settings()
-
-
 def _scheme(tls: ListenTls | None) -> str:
     return "http" if tls is None else "https"
 
 
+def _reached(host: str) -> str:
+    """Where this machine reaches what listens there."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
 def _host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def _end(process: BaseProcess) -> None:
-    process.terminate()
-    process.join(5)
-    if process.is_alive():
-        process.kill()
-        process.join()

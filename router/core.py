@@ -207,6 +207,38 @@ class EventBatch(msgspec.Struct, frozen=True, gc=False):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Who asks
+
+
+class Caller(msgspec.Struct, frozen=True, gc=False):
+    """Whom a request is from, as its key says. Made once a key, when keys are read, and not for each request.
+
+    The empty one is everybody's where the gateway runs open.
+    """
+
+    tenant: str = ""  # ids: ten_…, proj_…, key_…
+    project: str = ""
+    key: str = ""
+    domain: str = ""  # of isolation: caches are never shared across it
+    salt: str | None = None  # what engines are told as cache_salt; None: nothing keeps caches apart
+    models: frozenset[str] | None = None  # public names it may use; None: all
+    priority: int = 0  # of its requests by default, and the highest they may ask for
+    steers: bool = False  # may set the fields that steer an engine
+    labels: Mapping[str, str] = {}  # of the engines it must be placed on
+
+    @property
+    def isolated(self) -> bool:
+        """Its cache is to be kept apart from everybody else's. Not so for those who share one by choice."""
+        return self.salt is not None and self.domain != SHARED
+
+
+SHARED = "shared"
+"""The domain of those who share their caches with each other, by explicit choice."""
+
+OPEN = Caller()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # A request, once its prompt is known
 
 
@@ -249,6 +281,8 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     exclude: tuple[str, ...] = ()  # instance ids that must not be taken again
     policy: str | None = None
     body_bytes: int = 0  # what the relay keeps of it while it waits
+    labels: Mapping[str, str] = {}  # of the engines it must be placed on
+    isolated_on: str = ""  # its route, if the engine must keep its cache apart there
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
@@ -362,6 +396,7 @@ class Booking(msgspec.Struct, frozen=True, gc=False):
     alone: bool  # nobody else of ours was on that rank
     policy: str
     attempts_left: tuple[str, ...] = ()  # further instances that can serve it
+    rates: Rates = Rates()  # how long that rank takes, as learned
 
 
 Finish = Literal["complete", "client_gone", "upstream_failed"]
@@ -369,11 +404,23 @@ DeliveredSource = Literal["usage", "events", "counters", "none"]
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """What the engine says it did. `cached_tokens` None: it does not say."""
+    """What the engine says it did.
+
+    Input and output are all of it. The other counts are parts of them that do not overlap and are never more than the
+    whole: `serving/usage.py` makes them so. `cached_tokens` None: it does not say.
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0
-    cached_tokens: int | None = None
+    cached_tokens: int | None = None  # of the input, read from the cache
+    cache_write_5m_tokens: int = 0  # of the input, written to the cache for five minutes
+    cache_write_1h_tokens: int = 0
+    cache_write_tokens: int = 0  # for another time, or an untold one
+    media_input_tokens: int = 0  # of the input, sound and pictures
+    reasoning_tokens: int = 0  # of the output
+    media_output_tokens: int = 0
+    doubtful: bool = False  # the parts were more than the whole, and have been cut
+    raw: str = ""  # the engine's own JSON, where it says more than the first three
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
@@ -405,6 +452,14 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     events: int = 0  # stream events the client was sent: what stands for output tokens where there is no usage
     retry_after_s: float | None = None  # when the engine said it may be asked again
     asked_model: str = ""  # the name the client gave, if that is a split and `model` the arm that was chosen
+    resumed: int = 0  # engines that went on with its stream where one had broken off; `usage` is of the whole answer
+    caller: Caller = OPEN
+    tags: tuple[str, ...] = ()  # as the client named them
+    end_user: str = ""  # a pseudonym
+    serial: str = ""  # a name of ours, unique where a client may choose `request_id`
+    route: str = ""  # as engines know it; "": none was met
+    events_after_usage: int = 0  # of `events`, those that came after the last usage
+    billable: bool = True  # False: work for an engine's CPU alone
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -441,8 +496,11 @@ class Live(Protocol):
         """One row an (instance, rank): state, load, bookings, index, confidence, hit rate, TTFT."""
         ...
 
-    async def explain(self, path: str, body: bytes) -> dict[str, Any]:
-        """The decision for an OpenAI request body, without sending it."""
+    async def explain(self, path: str, body: bytes, tenant: str | None = None) -> dict[str, Any]:
+        """The decision for an OpenAI request body, without sending it; as for a tenant (id or name), if one is given.
+
+        Raises BadRequest for a tenant that does not exist.
+        """
         ...
 
     async def parity(self, model: str | None) -> list[dict[str, Any]]:
@@ -453,6 +511,18 @@ class Live(Protocol):
 
     async def instances(self) -> list[dict[str, Any]]:
         """One row an engine: what it serves, its state and why, how many requests of ours run there."""
+        ...
+
+    async def models(self) -> list[dict[str, Any]]:
+        """One row a public name: its further names, where its requests may go, which engines serve it, who is ready."""
+        ...
+
+    async def policies(self) -> list[dict[str, Any]]:
+        """One row a policy that is used: for which models, with which weights, as a shadow with what it found."""
+        ...
+
+    async def config(self) -> dict[str, Any]:
+        """The configuration in force, secrets masked, and how its file differs by now."""
         ...
 
     async def drain(self, instance_id: str) -> dict[str, Any]:
@@ -478,6 +548,10 @@ class Live(Protocol):
         """The metrics page in Prometheus text format."""
         ...
 
+    async def isolation(self) -> dict[str, Any]:
+        """How caches are kept apart: engines with how and when that was seen, domains with what they hold and lose."""
+        ...
+
     async def trace(self, position: int) -> tuple[list[bytes], int | None]:
         """Requests served lately, packed (`routing/trace_log.py`), and the position to go on from; None: no more.
 
@@ -495,6 +569,8 @@ class Upstream(msgspec.Struct, frozen=True):
 
 class Adapter(Protocol):
     """The seam to one kind of engine: bytes in, plain nouns out (adapters/README.md).
+
+    An adapter may have `continues_messages = True`: its engines know `continue_final_message` in chats.
 
     All network calls raise `EngineUnreachable` or `EngineProtocolError` (router.errors), nothing of a library's own.
     """
@@ -516,6 +592,17 @@ class Adapter(Protocol):
 
     async def tokenize(self, instance: Instance, path: str, body: Mapping[str, Any]) -> list[int]:
         """The engine's own token ids for a chat or completion body."""
+        ...
+
+    async def probe(self, instance: Instance, tokens: list[int], salt: str, rank: int | None) -> int | None:
+        """Computes a prompt under a cache salt: how many of its tokens were cached. None: the engine does not say."""
+        ...
+
+    async def request_fields(self, instance: Instance) -> Mapping[str, Sequence[frozenset[str]]]:
+        """Path → the top-level fields of each form its requests may have, as the engine describes itself.
+
+        Empty: it does not.
+        """
         ...
 
     def upstream(self, instance: Instance, rank: int | None) -> Upstream:

@@ -5,6 +5,9 @@
     ├── ClientError                   the client's request is at fault               4xx
     │   ├── BadRequest                  400 invalid_request_error
     │   ├── Unauthenticated             401
+    │   ├── Forbidden                   403 a valid key that may not do this
+    │   ├── RateLimited                 429 too many requests or tokens for now; Retry-After
+    │   ├── BudgetExceeded              429 the money of the window is spent; SDKs must not try again
     │   ├── UnknownModel                404 model_not_found
     │   ├── UnknownRoute                404
     │   ├── MethodNotAllowed            405
@@ -12,9 +15,11 @@
     │   ├── BodyTooLarge                413
     │   ├── UnsupportedEncoding         415
     │   ├── UnknownInstance             404 on the admin API
+    │   ├── UnknownObject               404 on the admin API: no tenant, project, key … of this id
     │   ├── Conflict                    409 on the admin API: not as things stand
     │   └── ClientGone                  499, never sent
     ├── ShuttingDown                  503 the gateway itself goes: nobody is at fault
+    ├── StoreUnavailable              503 what only the database knows is not known now
     └── EngineError                   an engine, or all of them, are at fault        5xx
         ├── NoEngine                    503 nobody can serve this model now
         ├── RoomFull                    503 more is waiting than can be served in time
@@ -30,11 +35,21 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
+
+_PLACES = 4
+
+
+def place_of(mistake: BaseException) -> str:
+    """The kind and the place of a mistake of ours; never its text, which may quote a prompt, a key or SQL."""
+    frames = traceback.extract_tb(mistake.__traceback__)[-_PLACES:]
+    return f"{type(mistake).__name__} at {' < '.join(f'{frame.name}:{frame.lineno}' for frame in reversed(frames))}"
 
 
 class WarmrouteError(Exception):
-    """status: HTTP status; type and code: the OpenAI error object's fields."""
+    """status: HTTP status; type and code: the OpenAI error object's fields. final: clients must not try again by
+    themselves, although the status is one after which their SDKs do."""
 
     status = 500
     type = "internal_error"
@@ -48,6 +63,7 @@ class WarmrouteError(Exception):
         code: str | None = None,
         detail: str = "",
         retry_after_s: float | None = None,
+        final: bool = False,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -56,6 +72,7 @@ class WarmrouteError(Exception):
             self.code = code
         self.detail = detail
         self.retry_after_s = retry_after_s
+        self.final = final
 
 
 class ConfigError(WarmrouteError):
@@ -79,6 +96,24 @@ class Unauthenticated(ClientError):
     status = 401
     type = "authentication_error"
     code = "invalid_api_key"
+
+
+class Forbidden(ClientError):
+    status = 403
+    type = "permission_error"
+    code = "permission_denied"
+
+
+class RateLimited(ClientError):
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
+class BudgetExceeded(ClientError):
+    status = 429
+    type = "budget_exceeded"
+    code = "budget_exceeded"
 
 
 class UnknownModel(ClientError):
@@ -121,6 +156,11 @@ class UnknownInstance(ClientError):
     code = "instance_not_found"
 
 
+class UnknownObject(ClientError):
+    status = 404
+    code = "not_found"
+
+
 class Conflict(ClientError):
     status = 409
     code = "conflict"
@@ -130,6 +170,12 @@ class ShuttingDown(WarmrouteError):
     status = 503
     type = "server_error"
     code = "shutting_down"
+
+
+class StoreUnavailable(WarmrouteError):
+    status = 503
+    type = "server_error"
+    code = "store_unavailable"
 
 
 class EngineError(WarmrouteError):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from router.core import Ask, Decision
+from router.config import Config
+from router.core import OPEN, Ask, Caller, Decision
 from router.errors import BadRequest, Conflict, UnknownInstance, UnknownRoute
 from router.roster import Roster
 from router.routing.brain import Brain
@@ -18,7 +19,9 @@ from router.routing.trace_log import TraceLog
 from router.routing.waiting_room import WaitingRoom
 from router.serving.apis import APIS, FORMS, ROUTES
 from router.serving.call import Call
-from router.serving.models import Models
+from router.serving.identity import Identity
+from router.serving.models import Models, ServedModel
+from router.serving.split import Arm
 from router.telemetry import Telemetry, in_slices
 
 
@@ -35,8 +38,18 @@ class LiveView:
         telemetry: Telemetry,
         trace_log: TraceLog,
         clock: Callable[[], float],
+        config: Callable[[], Config],
+        compare: Callable[[], Awaitable[dict[str, Any]]],
         reload: Callable[[], Awaitable[dict[str, Any]]],
+        shadows: Callable[[], Mapping[str, Mapping[str, float]]] = dict,
+        identity: Identity | None = None,
+        limits: Callable[[], Mapping[str, str]] = dict,
+        isolation: Callable[[], dict[str, Any]] = dict,
     ) -> None:
+        """`config`: the one in force. `compare`: how its file differs by now. `shadows`: what they found.
+
+        `identity`: None where nobody is asked who they are. `limits`: how they are counted now.
+        """
         self.draining = False
         self._fleet = fleet
         self._brain = brain
@@ -45,7 +58,13 @@ class LiveView:
         self._telemetry = telemetry
         self._trace_log = trace_log
         self._clock = clock
+        self._config = config
+        self._compare = compare
         self._reload = reload
+        self._shadows = shadows
+        self._identity = identity
+        self._limits = limits
+        self._isolation = isolation
 
     async def fleet(self) -> list[dict[str, Any]]:
         waiting = [
@@ -54,21 +73,31 @@ class LiveView:
         ]
         return [*map(dict, await in_slices(self._fleet.rows(self._clock()))), *waiting]
 
-    async def explain(self, path: str, body: bytes) -> dict[str, Any]:
+    async def explain(self, path: str, body: bytes, tenant: str | None = None) -> dict[str, Any]:
         """Raises BadRequest and UnknownModel as the route itself would, NoEngine where nobody can serve."""
         path = ROUTES.get(path, path)
         if path not in APIS or path in FORMS:
             raise UnknownRoute("There is no such route with a JSON body.")
         if not body:
             raise BadRequest("The request body is empty.", code="invalid_json")
-        call = Call(path, body, headers={}, models=self._models)
+        call = Call(path, body, headers={}, models=self._models, caller=self._caller(tenant))
         if call.api.reads_prompt:
-            prompt = await call.named.model.prompts.prepare(path, call.fields, salt=call.salt, lora=call.named.lora)
+            prompt = await call.named.model.prompts.prepare(
+                path, call.fields, domain=call.caller.domain, salt=call.salt, lora=call.named.lora
+            )
         else:
             prompt = call.api.unread_prompt(call.fields, len(body))
         ask = call.ask("explain", prompt)
         decision = await self._brain.explain(ask)
         return {"request": _request(ask), **_decision(decision)}
+
+    def _caller(self, tenant: str | None) -> Caller:
+        if tenant is None:
+            return OPEN
+        caller = None if self._identity is None else self._identity.tenant(tenant)
+        if caller is None:
+            raise BadRequest(f"There is no tenant {tenant[:100]!r}.", param="tenant", code="unknown_tenant")
+        return caller
 
     async def parity(self, model: str | None) -> list[dict[str, Any]]:
         return await self._roster.compare_again(model)
@@ -80,12 +109,15 @@ class LiveView:
             health = [rank.health for rank in ranks]
             prompts = self._roster.parity(name) if name in self._roster.prompts else {"state": "LOADING"}
             models[name] = {"ready": health.count(Health.READY), "ranks": len(ranks), "prompts": prompts}
+        auth = {"mode": "open"} if self._identity is None else self._identity.state()
         serving = any(model["ready"] and model["prompts"]["state"] != "LOADING" for model in models.values())
         return {
-            "ready": serving and not self.draining,
+            "ready": serving and not self.draining and auth.get("database") not in ("unread", "stale"),
             "draining": self.draining,
+            "auth": auth,
             "models": models,
             "pending": dict(self._roster.pending),
+            **({"limits": dict(limits)} if (limits := self._limits()) else {}),
         }
 
     # --- engines, and the configuration
@@ -94,6 +126,48 @@ class LiveView:
         joined = [self._instance(instance.id) for instance in self._fleet.instances()]
         pending = [{"id": url, "state": "pending", "reason": reason} for url, reason in self._roster.pending.items()]
         return [*joined, *pending]
+
+    async def models(self) -> list[dict[str, Any]]:
+        ranks, aliases = self._fleet.models(), self._config().aliases
+        named = [self._model(model, ranks.get(model.name, ())) for model in self._models.served()]
+        pending = [{"id": name, "state": "pending"} for name in self._models.missing() if name not in aliases]
+        return [*named, *pending]
+
+    def _model(self, model: ServedModel, ranks: Sequence[Rank]) -> dict[str, Any]:
+        config = self._config()
+        ready = sum(rank.health is Health.READY for rank in ranks)
+        return {
+            "id": model.name,
+            "state": "split" if model.split else "ready" if ready else "unready",
+            "aliases": list(model.aliases),
+            "adapters": list(model.loras),
+            "split": _shares(model.split),
+            "fallbacks": list(model.fallbacks),
+            "context_window_fallbacks": list(model.larger),
+            "max_model_tokens": model.max_model_tokens,
+            "policy": config.model(model.name).policy or config.policy.name,
+            "instances": list(dict.fromkeys(rank.instance.id for rank in ranks)),
+            "ranks": len(ranks),
+            "ready": ready,
+            "prompts": self._roster.parity(model.name) if model.name in self._roster.prompts else None,
+        }
+
+    async def policies(self) -> list[dict[str, Any]]:
+        config, found = self._config(), self._shadows()
+        models = {name: model.policy for name, model in config.models.items() if model.policy}
+        return [
+            {
+                "id": name,
+                "default": name == config.policy.name,
+                "models": [model for model, policy in models.items() if policy == name],
+                "weights": dict(config.policy.weights) if name == config.policy.name else {},
+                "shadow": dict(found.get(name, {})) if name in config.policy.shadow else None,
+            }
+            for name in dict.fromkeys((config.policy.name, *models.values(), *config.policy.shadow))
+        ]
+
+    async def config(self) -> dict[str, Any]:
+        return {"config": self._config().model_dump(mode="json"), **await self._compare()}
 
     async def drain(self, instance_id: str) -> dict[str, Any]:
         self._known(instance_id)
@@ -143,6 +217,9 @@ class LiveView:
     async def metrics(self) -> bytes:
         return await self._telemetry.page()
 
+    async def isolation(self) -> dict[str, Any]:
+        return self._isolation()
+
     async def trace(self, position: int) -> tuple[list[bytes], int | None]:
         return self._trace_log.read(position)
 
@@ -184,6 +261,12 @@ def room_figures(room: WaitingRoom | None, now: float) -> dict[str, float]:
         "expired_total": stats.expired,
         "left_total": stats.left,
     }
+
+
+def _shares(split: Sequence[Arm]) -> dict[str, float]:
+    """By model, together 1."""
+    begins = (0.0, *(arm.upto for arm in split))
+    return {arm.model: round(arm.upto - begin, 6) for arm, begin in zip(split, begins, strict=False)}
 
 
 def _request(ask: Ask) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from router.config_source import nearest
+from router.config.source import nearest
 from router.errors import ConfigError
 
 POLICIES = "warmroute.policies"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from router.config import Config, Section
-from router.config_source import Where, dotted
+from router.config.source import Where, dotted
 
 TAKEN_OVER = ("engines", "models", "policy", "prompt", "timeouts", "failover")
 

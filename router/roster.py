@@ -29,6 +29,7 @@ from router.routing.fleet import Fleet, Health, Rank
 from router.serving.deadlines import TimeLimits
 from router.serving.engines import Engines
 from router.serving.failover import FailoverRule, Fault
+from router.serving.isolation.shadow import IsolationShadow
 from router.serving.models import Models, ServedModel
 from router.serving.prompt import ModelPrompts, Parity, PromptLimits, check, load_prompts
 from router.serving.split import arms
@@ -43,6 +44,8 @@ LEAVING_POLL_S = 0.2
 KEPT_S = 30.0
 """How long at least an engine that is gone is remembered. Names lose an address for some seconds where a busy engine
 fails a probe, and files are edited twice: its cache is still there then."""
+HANDOVER_S = 300.0
+"""How long at most engines that left the configuration serve on where those that replace them have not joined."""
 UNREPORTED_ANSWERS = 3  # answers to warm prompts without a cached count before the operator is told
 
 REPORT_FLAGS = {"vllm": "--enable-prompt-tokens-details", "sglang": "--enable-cache-report"}
@@ -131,9 +134,11 @@ class Roster:
         models: Models,
         secret: bytes,
         executor: Executor,
+        shadow: IsolationShadow | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
+        self._shadow = shadow
         self._adapters = adapters
         self._fleet = fleet
         self._feed = feed
@@ -179,10 +184,11 @@ class Roster:
         added = [key for key in wanted if key not in self._members]
         changed = [key for key in wanted if key not in added and wanted[key] != self._members[key].engine]
         moved = [key for key in wanted if renamed and wanted[key].model is None and key not in (*added, *changed)]
-        for key in removed:
-            self._dismiss(self._members.pop(key))
+        going = [gone for key in removed for gone in self._dismiss(self._members.pop(key))]
         for key in (*added, *changed, *moved):
-            self._enter(wanted[key], self._members.get(key))
+            going += self._enter(wanted[key], self._members.get(key))
+        for instance_id, reason in going:  # now that those have entered who may replace them
+            self._hand_over(instance_id, reason)
         read_anew = tuple(
             name for name in {**self.prompts, **self._fleet.models()} if self._is_read_otherwise(name, before)
         )
@@ -198,8 +204,11 @@ class Roster:
 
     # --- joining
 
-    def _enter(self, engine: Engine, before: _Member | None = None) -> None:
-        """`before`: what the entry was until now. Its engines serve on until they have been looked at anew."""
+    def _enter(self, engine: Engine, before: _Member | None = None) -> list[tuple[str, str]]:
+        """`before`: what the entry was until now. Its engines serve on until they have been looked at anew.
+
+        Returns those that it does not name any more, and why they are to go.
+        """
         member = self._members[_key(engine)] = _Member(engine)
         if before is not None:
             before.stop()
@@ -207,16 +216,16 @@ class Roster:
             member.ids = before.ids
         if engine.discovered:
             member.search = self._spawn(self._discover(member))
-            return
-        for url in [url for url in member.ids if url != engine.url]:
-            self._leave(member.ids.pop(url), "the configuration names another url")
+            return []
         member.joins[engine.url] = self._spawn(self._join(member, engine.url))
+        others = [url for url in member.ids if url != engine.url]
+        return [(member.ids.pop(url), "the configuration names another url") for url in others]
 
-    def _dismiss(self, member: _Member) -> None:
+    def _dismiss(self, member: _Member) -> list[tuple[str, str]]:
+        """Its engines, and why they are to go."""
         member.stop()
         self._forget_pending(member)
-        for instance_id in member.ids.values():
-            self._leave(instance_id, "removed from the configuration")
+        return [(instance_id, "removed from the configuration") for instance_id in member.ids.values()]
 
     def _forget_pending(self, member: _Member) -> None:
         for url in (member.engine.url, *member.joins):
@@ -301,21 +310,47 @@ class Roster:
     def drain(self, instance_id: str) -> None:
         """By the operator: until `undrain`, or until it is gone."""
         self._held.add(instance_id)
-        if not self.is_leaving(instance_id):
-            self._fleet.drain(instance_id, OPERATOR, now=self._clock())
+        self._fleet.drain(instance_id, OPERATOR, now=self._clock())
 
     def undrain(self, instance_id: str) -> None:
         """For one that is not leaving."""
         self._held.discard(instance_id)
         self._fleet.undrain(instance_id, now=self._clock())
 
-    def _leave(self, instance_id: str, reason: str) -> None:
-        """No new requests; what it holds stays known until those that run have ended: it may come back before."""
-        if instance_id not in self._leaving:
-            self._leaving[instance_id] = self._spawn(self._go(instance_id))
-        self._fleet.drain(instance_id, reason, now=self._clock())
+    def _leave(self, instance_id: str, reason: str, *, after: float = 0.0) -> None:
+        """No new requests; what it holds stays known until those that run have ended: it may come back before.
 
-    async def _go(self, instance_id: str) -> None:
+        `after`: seconds for which it serves on where it is the last of its model.
+        """
+        if instance_id not in self._leaving:
+            self._leaving[instance_id] = self._spawn(self._go(instance_id, reason, until=self._clock() + after))
+        if not after:
+            self._fleet.drain(instance_id, reason, now=self._clock())
+
+    def _hand_over(self, instance_id: str, reason: str) -> None:
+        """It leaves when an engine serves its model that stays, or none is to come."""
+        known = self._engines.instance(instance_id)
+        serves = any(rank.health is Health.READY for rank in self._fleet.ranks(instance_id))
+        if known is None or not serves or not self._is_missed(known.model):
+            self._leave(instance_id, reason)
+            return
+        log.warning("%s serves on until another engine of %s has joined: %s", instance_id, known.model, reason)
+        self._leave(instance_id, reason, after=HANDOVER_S)
+
+    def _is_missed(self, model: str) -> bool:
+        """Of the engines that stay none serves it yet, and one may come to."""
+        members = self._members.values()
+        if not any(self._may_serve(member, model) for member in members):
+            return False
+        staying = {instance_id for member in members for instance_id in member.ids.values()}
+        ranks = self._fleet.models().get(model, ())
+        return not any(rank.health is Health.READY and rank.instance.id in staying for rank in ranks)
+
+    async def _go(self, instance_id: str, reason: str, *, until: float) -> None:
+        known = self._engines.instance(instance_id)
+        while known is not None and self._clock() < until and self._is_missed(known.model):  # noqa: ASYNC110 (too)
+            await asyncio.sleep(LEAVING_POLL_S)
+        self._fleet.drain(instance_id, reason, now=self._clock())
         await asyncio.sleep(KEPT_S)
         while any(rank.booked.requests for rank in self._fleet.ranks(instance_id)):  # noqa: ASYNC110 (seldom, and cheap)
             await asyncio.sleep(LEAVING_POLL_S)
@@ -400,6 +435,7 @@ class Roster:
             self._executor, lambda: self._make_prompts(name, settings, tokenizer, dialect)
         )
         prompts.engine_tokenize = None if settings.tokenizer == "none" else lambda p, b: self._tokenize(name, p, b)
+        prompts.shadow = self._shadow
         if tokenizer is None:
             prompts.settle(Parity("DEGRADED", _no_tokenizer(settings)))
         self.prompts[name] = prompts
@@ -537,6 +573,7 @@ def _failover(config: Config, model: str) -> FailoverRule:
         within_s=rule.within_s,
         wait_s=rule.wait_s,
         move_on_s=rule.move_on_s,
+        resume=rule.resume,
     )
 
 

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.core import Outcome
+from router.core import Caller, Outcome
 from router.http.client import PoolStats
 from router.http.proxies import Client
 
@@ -52,6 +52,21 @@ _RANK_GAUGES = {
     "index_blocks": "Blocks the index holds for this rank.",
 }
 
+_LIMITER = {
+    "gateways": "Gateways that share the limits, as Redis last told.",
+    "redis_failures_total": "How often Redis stopped answering in time.",
+    "untold": "What Redis has still to be told of what was used while it was away.",
+}
+
+_ISOLATION = {
+    "kv_tokens": ("domain", "Tokens of a domain of isolation that lie in the engines' caches, by estimate."),
+    "lost_tokens": (
+        "domain",
+        "Tokens that others had asked before, and that isolation let be computed again, at most.",
+    ),
+    "verified": ("instance", "1: the engine has been seen to keep caches apart."),
+}
+
 _ROOM = {
     "waiting": "Requests that wait since no engine has room for them.",
     "held": "Requests that wait for the engine that holds their prefix.",
@@ -64,8 +79,27 @@ _ROOM = {
     "left_total": "Requests whose client left while they waited.",
 }
 
+_CALLERS = {
+    "keys": "Keys that work, as far as they are known here.",
+    "tenants": "Tenants, archived ones too.",
+    "store_up": "1: keys, tenants and rules are read from the database as they change. 0: it is away.",
+    "store_read_age_seconds": "How old what is known of them is.",
+}
+
+_LEDGER = {
+    "rows_total": "Requests whose row is in the database.",
+    "rows_refused_total": "Rows that the database did not take: they are set aside in state_dir.",
+    "store_up": "1: rows are being written to the database. 0: it is away, and they wait in the spool.",
+    "writer_up": "1: the ledger's writer is at work.",
+    "spool_bytes": "What waits for the database in state_dir.",
+    "spool_held_bytes": "What waits in memory, since the disk takes nothing.",
+    "spool_full": "1: no further request can be accounted for, so that none is taken.",
+    "spool_lost_total": "Records of requests that could not be kept.",
+}
+
 _TOKEN_COUNTS = {
     "input": ("warmroute_input_tokens", "Prompt tokens."),
+    "untold": ("warmroute_cached_unknown_requests", "Answers that did not tell what had been cached."),
     "told": ("warmroute_input_tokens_told", "Prompt tokens of answers that told their hit: what hits are a share of."),
     "output": ("warmroute_output_tokens", "Tokens generated."),
     "best_hit": ("warmroute_best_hit_tokens", "Hit tokens on the rank that held most."),
@@ -163,10 +197,10 @@ class _Buckets:
 class _Tokens:
     """Token totals of one model on one instance."""
 
-    __slots__ = ("best_hit", "delivered_hit", "input", "output", "predicted_hit", "told")
+    __slots__ = ("best_hit", "delivered_hit", "input", "output", "predicted_hit", "told", "untold")
 
     def __init__(self) -> None:
-        self.input = self.told = self.output = self.best_hit = self.predicted_hit = self.delivered_hit = 0
+        self.input = self.told = self.untold = self.output = self.best_hit = self.predicted_hit = self.delivered_hit = 0
 
     def add(self, outcome: Outcome) -> None:
         self.input += outcome.input_tokens
@@ -175,6 +209,8 @@ class _Tokens:
         if outcome.delivered_hit_tokens is not None:
             self.told += outcome.input_tokens
             self.delivered_hit += outcome.delivered_hit_tokens
+        elif outcome.usage is not None:
+            self.untold += 1
         if outcome.usage is not None:
             self.output += outcome.usage.output_tokens
 
@@ -198,8 +234,13 @@ class Telemetry:
     reordered_tools: requests by model whose tools came in another order than before.
     room: figures of the waiting room by the names of `_ROOM`.
     shadows: by policy, with "agreed", "differed", "errors" and "regret".
+    isolation: by the names of `_ISOLATION` and label.
     connections: by instance, what has become of the connections to it.
     refused: by status, the requests that the HTTP server refused.
+    callers: figures of what is known of keys by the names of `_CALLERS`.
+    strangers: by code, the requests whose caller was not let in.
+    ledger: figures of the ledger by the names of `_LEDGER`.
+    limits: `serving.limits.Limiter.figures`.
     """
 
     def __init__(
@@ -210,13 +251,23 @@ class Telemetry:
         reordered_tools: Callable[[], Mapping[str, int]] = dict,
         room: Callable[[], Mapping[str, float]] = dict,
         shadows: Callable[[], Mapping[str, Mapping[str, float]]] = dict,
+        isolation: Callable[[], Mapping[str, Mapping[str, float]]] = dict,
         connections: Callable[[], Mapping[str, PoolStats]] = dict,
         refused: Callable[[], Mapping[int, int]] = dict,
+        callers: Callable[[], Mapping[str, float]] = dict,
+        strangers: Callable[[], Mapping[str, int]] = dict,
+        ledger: Callable[[], Mapping[str, float]] = dict,
+        limits: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
+        self._limits = limits
         self._connections = connections
         self._refused = refused
+        self._callers = callers
+        self._strangers = strangers
+        self._ledger = ledger
         self._room = room
         self._shadows = shadows
+        self._isolation = isolation
         self._fleet = fleet
         self._feed = feed
         self._reordered_tools = reordered_tools
@@ -226,6 +277,9 @@ class Telemetry:
         self._requests = Counts("warmroute_requests", "Requests that ended.", ("model", "finish", "status"))
         self._errors = Counts("warmroute_errors", "Requests that ended with an error.", ("model", "error"))
         self._retries = Counts("warmroute_retries", "Further attempts at a request.", ("model",))
+        self._resumed = Counts(
+            "warmroute_resumed_streams", "Streams that another engine went on with.", ("model", "finish")
+        )
         self._faults = Counts(
             "warmroute_engine_faults", "Attempts that an engine failed before its first byte.", ("model", "fault")
         )
@@ -266,6 +320,8 @@ class Telemetry:
         series.duration.add(outcome.took_s)
         if outcome.attempts > 1:
             self._retries.cell((outcome.model,)).count += outcome.attempts - 1
+        if outcome.resumed:
+            self._resumed.cell((outcome.model, outcome.finish)).count += 1
         if series.placed is not None:
             tokens, queue = series.placed
             tokens.add(outcome)
@@ -310,7 +366,7 @@ class Telemetry:
     def recent(self, request_id: str | None = None) -> list[dict[str, Any]]:
         """The last outcomes, newest first, or those of one id."""
         outcomes = [o for o in reversed(self._recent) if request_id is None or o.request_id == request_id]
-        return [msgspec.to_builtins(outcome) for outcome in outcomes]
+        return [msgspec.to_builtins(outcome) | {"caller": _shown(outcome.caller)} for outcome in outcomes]
 
     async def sample_lag(self) -> None:
         """Measures the event loop until cancelled."""
@@ -334,8 +390,12 @@ class Telemetry:
             *self._tools_order(),
             *self._room_figures(),
             *_shadow_counts(self._shadows()),
+            *_isolation_gauges(self._isolation()),
             _connection_counts(self._connections()),
             _refused_counts(self._refused()),
+            *self._caller_figures(),
+            *_figures("ledger", self._ledger(), _LEDGER),
+            *_limit_figures(self._limits()),
         ]
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Page(ready, self._families(), rows))
@@ -357,9 +417,17 @@ class Telemetry:
             yield CounterMetricFamily(f"warmroute_kv_{name}", f"KV event feed: {name.replace('_', ' ')}.", value=count)
 
     def _room_figures(self) -> Iterator[Metric]:
-        for name, value in self._room().items():
-            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            yield kind(f"warmroute_room_{name.removesuffix('_total')}", _ROOM[name], value=value)
+        return _figures("room", self._room(), _ROOM)
+
+    def _caller_figures(self) -> Iterator[Metric]:
+        for name, value in self._callers().items():
+            yield GaugeMetricFamily(f"warmroute_{name}", _CALLERS[name], value=value)
+        family = CounterMetricFamily(
+            "warmroute_unauthenticated", "Requests whose caller was not let in.", labels=["code"]
+        )
+        for code, count in self._strangers().items():
+            family.add_metric([code], count)
+        yield family
 
     def _tools_order(self) -> Iterator[Metric]:
         family = CounterMetricFamily(
@@ -370,6 +438,11 @@ class Telemetry:
         for model, count in self._reordered_tools().items():
             family.add_metric([model], count)
         yield family
+
+
+def _shown(caller: Caller) -> dict[str, str]:
+    """Who it was, without the salt that keeps their cache apart."""
+    return {name: getattr(caller, name) for name in ("tenant", "project", "key", "domain")}
 
 
 async def in_slices(rows: Iterable[Row]) -> list[Row]:
@@ -398,6 +471,13 @@ def _connection_counts(stats: Mapping[str, PoolStats]) -> Metric:
     return family
 
 
+def _figures(group: str, values: Mapping[str, float], texts: Mapping[str, str]) -> Iterator[Metric]:
+    """Those whose name ends in _total only ever grow."""
+    for name, value in values.items():
+        kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+        yield kind(f"warmroute_{group}_{name.removesuffix('_total')}", texts[name], value=value)
+
+
 def _refused_counts(refused: Mapping[int, int]) -> Metric:
     family = CounterMetricFamily(
         "warmroute_http_refused", "Requests that were no valid HTTP, too large or too slow.", labels=["status"]
@@ -405,6 +485,26 @@ def _refused_counts(refused: Mapping[int, int]) -> Metric:
     for status, count in sorted(refused.items()):
         family.add_metric([str(status)], count)
     return family
+
+
+def _limit_figures(figures: Mapping[str, float]) -> Iterator[Metric]:
+    if not figures:
+        return
+    mode = GaugeMetricFamily(
+        "warmroute_limiter_mode",
+        "1: how limits are counted. memory: here. redis: for all gateways. local: Redis is away, by without_redis.",
+        labels=["mode"],
+    )
+    refused = CounterMetricFamily("warmroute_limiter_refused", "Requests refused by a limit.", labels=["code"])
+    for name, value in figures.items():
+        if name.startswith("mode_"):
+            mode.add_metric([name.removeprefix("mode_")], value)
+        elif name.startswith("refused_"):
+            refused.add_metric([name.removeprefix("refused_").removesuffix("_total")], value)
+        else:
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            yield kind(f"warmroute_limiter_{name.removesuffix('_total')}", _LIMITER[name], value=value)
+    yield from (mode, refused)
 
 
 def _shadow_counts(shadows: Mapping[str, Mapping[str, float]]) -> Iterator[Metric]:
@@ -427,6 +527,15 @@ def _shadow_counts(shadows: Mapping[str, Mapping[str, float]]) -> Iterator[Metri
         regret.add_metric([policy], counts["regret"])
         errors.add_metric([policy], counts["errors"])
     yield from (decisions, regret, errors)
+
+
+def _isolation_gauges(figures: Mapping[str, Mapping[str, float]]) -> Iterator[Metric]:
+    for name, values in figures.items():
+        label, help_text = _ISOLATION[name]
+        family = GaugeMetricFamily(f"warmroute_isolation_{name}", help_text, labels=[label])
+        for of, value in values.items():
+            family.add_metric([of], value)
+        yield family
 
 
 def _rank_gauges(rows: Sequence[Row]) -> Iterator[Metric]:
@@ -460,6 +569,8 @@ def log_access(outcome: Outcome, client: Client) -> None:
         "at": round(outcome.started_at, 3),
         "request_id": outcome.request_id,
         "client": client.address,
+        "tenant": outcome.caller.tenant or None,
+        "key": outcome.caller.key or None,
         "scheme": client.scheme or None,
         "model": outcome.model,
         "status": outcome.status,

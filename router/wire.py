@@ -385,15 +385,19 @@ def live_methods(live: Live) -> Service:
     """A `Live` for a `WireServer`."""
     methods: Methods = {
         "live.fleet": (live.fleet, ()),
-        "live.explain": (live.explain, (str, bytes)),
+        "live.explain": (live.explain, (str, bytes, str | None)),
         "live.parity": (live.parity, (str | None,)),
         "live.readiness": (live.readiness, ()),
         "live.instances": (live.instances, ()),
+        "live.models": (live.models, ()),
+        "live.policies": (live.policies, ()),
+        "live.config": (live.config, ()),
         "live.drain": (live.drain, (str,)),
         "live.undrain": (live.undrain, (str,)),
         "live.reload": (live.reload, ()),
         "live.requests": (live.requests, (str | None,)),
         "live.metrics": (live.metrics, ()),
+        "live.isolation": (live.isolation, ()),
         "live.trace": (live.trace, (int,)),
     }
     return lambda: Session(methods)
@@ -408,8 +412,8 @@ class RemoteLive:
     async def fleet(self) -> list[dict[str, Any]]:
         return list(await self._client.call("live.fleet"))
 
-    async def explain(self, path: str, body: bytes) -> dict[str, Any]:
-        return dict(await self._client.call("live.explain", path, body))
+    async def explain(self, path: str, body: bytes, tenant: str | None = None) -> dict[str, Any]:
+        return dict(await self._client.call("live.explain", path, body, tenant))
 
     async def parity(self, model: str | None) -> list[dict[str, Any]]:
         return list(await self._client.call("live.parity", model))
@@ -419,6 +423,15 @@ class RemoteLive:
 
     async def instances(self) -> list[dict[str, Any]]:
         return list(await self._client.call("live.instances"))
+
+    async def models(self) -> list[dict[str, Any]]:
+        return list(await self._client.call("live.models"))
+
+    async def policies(self) -> list[dict[str, Any]]:
+        return list(await self._client.call("live.policies"))
+
+    async def config(self) -> dict[str, Any]:
+        return dict(await self._client.call("live.config"))
 
     async def drain(self, instance_id: str) -> dict[str, Any]:
         return dict(await self._client.call("live.drain", instance_id))
@@ -434,6 +447,9 @@ class RemoteLive:
 
     async def metrics(self) -> bytes:
         return bytes(await self._client.call("live.metrics"))
+
+    async def isolation(self) -> dict[str, Any]:
+        return dict(await self._client.call("live.isolation"))
 
     async def trace(self, position: int) -> tuple[list[bytes], int | None]:
         rows, following = await self._client.call("live.trace", position)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from importlib import import_module
@@ -11,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import typer
-from importlinter.cli import lint_imports
 
 from router import plugins
 from router.cli import app
@@ -30,9 +31,11 @@ def _sources() -> list[Path]:
     return sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
 
 
-def test_the_import_contracts_hold(capsys: pytest.CaptureFixture[str]) -> None:
-    broken = lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True, no_logo=True)
-    assert broken == 0, capsys.readouterr().out
+def test_the_import_contracts_hold() -> None:
+    """In a process of its own: it configures logging, after which no test in this one would see a line of ours."""
+    lint = [Path(sys.executable).with_name("lint-imports"), "--no-cache", "--no-logo"]
+    linted = subprocess.run(lint, cwd=ROOT, capture_output=True, text=True)
+    assert linted.returncode == 0, linted.stdout + linted.stderr
 
 
 @pytest.mark.parametrize(("group", "name", "value"), ENTRY_POINTS)
@@ -64,7 +67,7 @@ def test_reading_the_environment_is_recognised(source: str) -> None:
 
 def test_only_the_configuration_reads_the_environment() -> None:
     readers = {str(file.relative_to(ROOT)) for file in _sources() if any(_environment_reads(file.read_text()))}
-    assert readers == {"router/config.py"}
+    assert readers == {"router/config/__init__.py"}
 
 
 def test_no_package_is_named_after_nothing() -> None:

@@ -19,7 +19,7 @@ from tests.bench.load import cold_bodies
 from tests.bench.table import Row, console, table
 
 PARTS = {"__init__", "__main__", "counted_gateway", "fake_engine", "load", "peer", "processes", "table"}
-MOST_S = 450
+MOST_S = 540
 
 
 @pytest.mark.parametrize("name", [*BENCHMARKS, *BY_NAME])

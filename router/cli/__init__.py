@@ -12,7 +12,24 @@ from collections.abc import Sequence
 import typer
 
 from router import __version__
-from router.cli import check, demo, doctor, explain, observe, replay, serve, sim_engine, trace
+from router.cli import (
+    audit,
+    check,
+    db,
+    demo,
+    doctor,
+    explain,
+    import_litellm,
+    keys,
+    ledger,
+    observe,
+    replay,
+    report,
+    serve,
+    sim_engine,
+    tenants,
+    trace,
+)
 from router.errors import ConfigError, WarmrouteError
 
 OK, PROBLEM, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -35,9 +52,18 @@ for command in (
     sim_engine.sim_engine,
     replay.replay,
     observe.observe,
+    ledger.reprice,
+    ledger.erase,
+    report.report,
+    import_litellm.import_litellm,
 ):
     app.command()(command)
 app.add_typer(trace.trace, name="trace")
+app.add_typer(db.db, name="db")
+app.add_typer(tenants.tenants, name="tenants")
+app.add_typer(tenants.projects, name="projects")
+app.add_typer(keys.keys, name="keys")
+app.add_typer(audit.audit, name="audit")
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,6 +1,6 @@
 """The checks behind `warmroute doctor`: what an engine says, what it does when asked, and what it puts on the wire.
 
-Every finding carries its mend. A check sends two small requests to an engine, and nothing else that changes its state.
+Every finding carries its mend. A check sends an engine some small requests, and nothing else that changes its state.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import msgspec
 from router.cli.event_probe import EventProbe, Heard
 from router.core import Adapter, ClientTls, EngineFacts, EventSource, Instance
 from router.errors import EngineError
+from router.routing.proof import prove
+from router.serving.isolation.catalogue import unreviewed
 from router.tls import server_name
 
 State = Literal["ok", "warn", "fail", "skip"]
@@ -28,6 +30,8 @@ BLOCK_SIZE = "block size"
 PAGE_SIZE = "page size"
 KEY = "key"
 EVENT_PORT = "event port"
+ISOLATION = "isolation"
+FIELDS = "request fields"
 PARITY = "parity"
 TLS = "tls"
 NOTES = "engine's word"
@@ -45,6 +49,8 @@ _SILENT_MEND = (
 _REPLAY_MEND = 'add "replay_endpoint": "tcp://*:5657" to --kv-events-config: without it a gap forgets the whole engine'
 _CACHED_MEND = "start it with --enable-prompt-tokens-details (vLLM) or --enable-cache-report (SGLang)"
 _TLS_MEND = "correct engines[].tls: ca (whom to trust), server_name (its name), cert and key (what it is shown)"
+_ISOLATION_MEND = "see why it refuses /v1/completions; without them it cannot be seen whether it keeps caches apart"
+_FIELDS_MEND = "review them and name those that are safe in isolation.safe_fields; isolated keys may not set the others"
 _PROBE_BLOCKS = 4
 _PROBE_TIMEOUT_S = 60.0
 
@@ -63,8 +69,13 @@ class Examined(NamedTuple):
     findings: list[Finding]
 
 
-async def examine(instance: Instance, adapter: Adapter, client: httpx.AsyncClient) -> Examined:
-    """All checks of one engine. Never raises for what the engine does."""
+async def examine(
+    instance: Instance, adapter: Adapter, client: httpx.AsyncClient, *, isolates: bool = False
+) -> Examined:
+    """All checks of one engine. Never raises for what the engine does.
+
+    isolates: the gateway keeps tenants' caches apart, so that what lets others into the engine is a failure.
+    """
     try:
         facts = await adapter.inspect(instance)
     except EngineError as error:
@@ -77,6 +88,7 @@ async def examine(instance: Instance, adapter: Adapter, client: httpx.AsyncClien
         counts = await _cached_counts(instance, facts, client)
         heard = await events.heard()
         replayed = await events.replayed()
+        isolation = await _isolation(instance, adapter, facts, events, isolates=isolates)
     any_heard = any(at_rank.messages for at_rank in heard.values())
     findings += [_events(instance, source, heard[source.rank], any_heard=any_heard) for source in sources]
     findings += [_replay(instance, source, replayed[source.rank]) for source in sources]
@@ -84,9 +96,15 @@ async def examine(instance: Instance, adapter: Adapter, client: httpx.AsyncClien
         findings.append(Finding(EVENTS, instance.id, "skip", "off by configuration: placed by what was sent there"))
     elif not sources:
         findings.append(Finding(EVENTS, instance.id, "warn", "it publishes no KV events", _EVENTS_MEND))
-    findings += [_prefix_caching(instance, facts), counts, _block_size(instance, facts), _key(instance, facts)]
+    findings += [
+        _prefix_caching(instance, facts),
+        counts,
+        _block_size(instance, facts),
+        _key(instance, facts, isolates),
+    ]
+    findings += [isolation, *await _fields(instance, adapter)]
     findings += _tls(instance)
-    findings += await _event_ports(instance, sources, events)
+    findings += await _event_ports(instance, sources, events, isolates)
     findings += [Finding(NOTES, instance.id, "warn", *_split(note)) for note in facts.notes]
     return Examined(instance, facts, findings)
 
@@ -165,13 +183,43 @@ def _block_size(instance: Instance, facts: EngineFacts) -> Finding:
     return Finding(BLOCK_SIZE, instance.id, "ok", f"{size} tokens")
 
 
-def _key(instance: Instance, facts: EngineFacts) -> Finding:
+async def _isolation(
+    instance: Instance, adapter: Adapter, facts: EngineFacts, events: EventProbe, *, isolates: bool
+) -> Finding:
+    state: State = "fail" if isolates else "warn"
+    if facts.prefix_caching is False:
+        return Finding(ISOLATION, instance.id, "ok", "it keeps nothing of a prompt")
+    try:
+        proof = await prove(instance, adapter, facts, lambda tokens, salt, wait_s: events.saw(salt, wait_s))
+    except EngineError as error:
+        return Finding(ISOLATION, instance.id, state, f"the probe failed: {error.message}", _ISOLATION_MEND)
+    if proof.verified:
+        return Finding(ISOLATION, instance.id, "ok", f"honours cache salts, seen by {proof.method}: {proof.detail}")
+    return Finding(ISOLATION, instance.id, state, *_split(proof.detail))
+
+
+async def _fields(instance: Instance, adapter: Adapter) -> list[Finding]:
+    """What the engine knows and our catalogue does not: keys that are kept apart may not set it."""
+    describe = getattr(adapter, "request_fields", None)
+    try:
+        described = {} if describe is None else await describe(instance)
+    except EngineError:
+        described = {}
+    if not described:
+        return [Finding(FIELDS, instance.id, "skip", "the engine does not describe its requests")]
+    unknown = sorted({field for _, field in unreviewed(described)})
+    if not unknown:
+        return [Finding(FIELDS, instance.id, "ok", "all have been reviewed")]
+    return [Finding(FIELDS, instance.id, "warn", f"not reviewed: {', '.join(unknown)}", _FIELDS_MEND)]
+
+
+def _key(instance: Instance, facts: EngineFacts, isolates: bool) -> Finding:
     if facts.open_without_key is None:
         return Finding(KEY, instance.id, "skip", "cannot be told")
     if not facts.open_without_key:
         return Finding(KEY, instance.id, "ok", "refuses requests without its key")
     mend = "start it with --api-key KEY and set api_key, so that nobody goes past the gateway"
-    state: State = "fail" if instance.api_key else "warn"
+    state: State = "fail" if instance.api_key or isolates else "warn"
     return Finding(KEY, instance.id, state, "answers without a key", mend)
 
 
@@ -188,7 +236,10 @@ def _tls(instance: Instance) -> list[Finding]:
     ]
 
 
-async def _event_ports(instance: Instance, sources: Sequence[EventSource], probe: EventProbe) -> list[Finding]:
+async def _event_ports(
+    instance: Instance, sources: Sequence[EventSource], probe: EventProbe, isolates: bool
+) -> list[Finding]:
+    state: State = "fail" if isolates else "warn"
     findings = []
     for source in sources:
         elsewhere = await probe.reachable_elsewhere(source)
@@ -197,7 +248,7 @@ async def _event_ports(instance: Instance, sources: Sequence[EventSource], probe
             findings.append(Finding(EVENT_PORT, instance.id, "ok", seen))
             continue
         mend = "events carry token ids of prompts: let only the gateway reach the port (network policy, or ipc://)"
-        findings.append(Finding(EVENT_PORT, instance.id, "warn", f"rank {source.rank}: open at {elsewhere}", mend))
+        findings.append(Finding(EVENT_PORT, instance.id, state, f"rank {source.rank}: open at {elsewhere}", mend))
     return findings
 
 

@@ -18,7 +18,7 @@ from rich.live import Live as Display
 from router import config as configuration
 from router.cli import live_table
 from router.cli.figures import write_json
-from router.cli.keys import pressed
+from router.cli.keyboard import pressed
 from router.cli.options import JsonFile, plugin_mistakes
 from router.cli.traffic import Traffic
 from router.config import Config

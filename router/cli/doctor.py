@@ -17,6 +17,7 @@ from router.cli.engines import Known, known_engines
 from router.cli.figures import terminal, write_json
 from router.cli.options import ConfigFile, Engines, JsonFile, TokenizerName, read_config
 from router.cli.parity_check import check_parity
+from router.cli.store_check import check_store
 from router.config import Config
 from router.errors import EngineTlsError
 from router.roster import load_adapters
@@ -33,9 +34,9 @@ def doctor(
 ) -> None:
     """Examine every engine.
 
-    Events, replay, prefix caching, cached counts, block size, parity, keys, open ports: every finding says what was
-    seen and what mends it. Sends each engine two small requests of one token. Exit code 1 if anything fails;
-    warnings don't count.
+    Events, replay, prefix caching, cached counts, block size, parity, keys, open ports, isolation: every finding says
+    what was seen and what mends it. Sends each engine some small requests of one token. Exit code 1 if anything fails;
+    warnings don't count. With auth.mode: keys, what lets tenants into each other's caches is a failure.
     """
     findings = asyncio.run(examine_all(read_config(config, engine, tokenizer=tokenizer)))
     if json:
@@ -47,7 +48,7 @@ def doctor(
 
 
 async def examine_all(config: Config) -> list[Finding]:
-    """The findings of all engines in the order of the configuration, then those about several."""
+    """The findings of all engines in the order of the configuration, then those about several, and the database."""
     adapters = load_adapters()
     gate = asyncio.Semaphore(AT_ONCE)
     try:
@@ -56,7 +57,7 @@ async def examine_all(config: Config) -> list[Finding]:
     finally:
         for adapter in adapters.values():
             await adapter.aclose()
-    return [finding for one in examined for finding in one.findings] + compare(examined)
+    return [finding for one in examined for finding in one.findings] + compare(examined) + await check_store(config)
 
 
 async def _examine(config: Config, known: Known, gate: asyncio.Semaphore) -> Examined:
@@ -69,7 +70,7 @@ async def _examine(config: Config, known: Known, gate: asyncio.Semaphore) -> Exa
         except EngineTlsError as error:
             return Examined(instance, None, [unreachable(instance, error.message)])
         async with httpx.AsyncClient(trust_env=False, verify=tls) as client:
-            examined = await examine(instance, known.adapter, client)
+            examined = await examine(instance, known.adapter, client, isolates=config.auth.mode == "keys")
         if examined.facts:
             examined.findings.append(await check_parity(config, instance, examined.facts, known.adapter))
     return examined

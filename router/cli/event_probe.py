@@ -58,6 +58,17 @@ class EventProbe:
             for source in self._sources
         }
 
+    async def saw(self, text: str, within_s: float) -> bool:
+        """Whether a batch that comes now holds these bytes."""
+        sought, loop = text.encode(), asyncio.get_running_loop()
+        until = loop.time() + within_s
+        while self._subscribers and loop.time() < until:
+            for subscriber in self._subscribers.values():
+                while await subscriber.poll(20):
+                    if sought in (await subscriber.recv_multipart())[-1]:
+                        return True
+        return False
+
     async def replayed(self) -> dict[int, Heard | None]:
         """By rank: what the replay endpoint gives from the first batch on; None where there is no endpoint."""
         return {source.rank: await self._replayed(source.replay) if source.replay else None for source in self._sources}

@@ -25,6 +25,7 @@ def explain(
     config: ConfigFile = None,
     url: Annotated[str | None, typer.Option(help=f"The gateway's admin address. [default: {DEFAULT_URL}]")] = None,
     path: Annotated[str, typer.Option(help="The route the body is meant for.")] = "/v1/chat/completions",
+    tenant: Annotated[str | None, typer.Option(help="Whose request it would be: id or name.")] = None,
     json: JsonFile = None,
 ) -> None:
     """Ask a running gateway where a request would go.
@@ -33,7 +34,7 @@ def explain(
     and why the others were left out.
     """
     data = sys.stdin.buffer.read() if body == "-" else _read(Path(body))
-    answer = _ask(url or _admin_url(config), path, data)
+    answer = _ask(url or _admin_url(config), {"path": path} | ({"tenant": tenant} if tenant else {}), data)
     if json:
         write_json(json, answer)
     if str(json) != "-":
@@ -92,9 +93,9 @@ def _admin_url(config: Path | None) -> str:
     return f"{scheme}://[{host}]:{admin.port}" if ":" in host else f"{scheme}://{host}:{admin.port}"
 
 
-def _ask(url: str, path: str, body: bytes) -> dict[str, Any]:
+def _ask(url: str, params: Mapping[str, str], body: bytes) -> dict[str, Any]:
     try:
-        response = httpx.post(f"{url}/admin/v1/explain", params={"path": path}, content=body, timeout=TIMEOUT_S)
+        response = httpx.post(f"{url}/admin/v1/explain", params=params, content=body, timeout=TIMEOUT_S)
         answer: dict[str, Any] = response.json()
     except httpx.HTTPError as error:
         raise EngineError(f"no gateway answers at {url} (is `warmroute serve` running?)", detail=str(error)) from error

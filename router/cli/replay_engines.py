@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from router.config_source import nearest, read
+from router.config.source import nearest, read
 from router.core import Rates
 from router.errors import ConfigError
 from router.lab.fleet_model import EngineSpec

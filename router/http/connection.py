@@ -18,6 +18,7 @@ Refuser = Callable[[Request, Responder, Refusal], None]
 _OPEN, _LINGERING, _CLOSING = range(3)
 _FIRST_PROBE_S = 0.1
 _LAST_PROBE_S = 1.0
+_TOLD_AT_ONCE = 64  # of those that are one too many
 _JSON = ((b"content-type", b"application/json"),)
 
 _log = logging.getLogger("warmroute.http")
@@ -79,6 +80,8 @@ class ServerProtocol(asyncio.Protocol):
         self._peer = str(peer[0]) if isinstance(peer, tuple) else ""
         self._tls = self._transport.get_extra_info("ssl_object") is not None
         self._reader = RequestReader(self._limits, self._peer)
+        if len(self._connections) >= self._limits.connections:
+            self._turn_away()
         self._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -135,16 +138,23 @@ class ServerProtocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._paused = True
         self._waited = 0.0
-        if self._active is not None and self._active.on_pause is not None:
-            self._active.on_pause()
+        active = self._active
+        if active is None:
+            return
+        active.paused = True
+        if active.on_pause is not None:
+            active.on_pause()
 
     def resume_writing(self) -> None:
         self._paused = False
         self._waited = 0.0
-        if self._active is None:
+        active = self._active
+        if active is None:
             self._advance()
-        elif self._active.on_resume is not None:
-            self._active.on_resume()
+            return
+        active.paused = False
+        if active.on_resume is not None:
+            active.on_resume()
 
     # -- requests in order
 
@@ -213,6 +223,24 @@ class ServerProtocol(asyncio.Protocol):
         self._refusal = refusal
         self._refused[refusal.status] += 1
         _log.info("refused a request with %d: %s", refusal.status, refusal.message)
+
+    def _turn_away(self) -> None:
+        """One connection more than there may be. Some are answered; without a word go those that come beside them."""
+        if len(self._connections) >= self._limits.connections + _TOLD_AT_ONCE:
+            self._refused[503] += 1
+            self._deaf = True
+            self._transport.abort()
+        else:
+            self._handler = self._say_full
+            self._winding_down = True
+
+    def _say_full(self, request: Request, responder: Responder) -> None:
+        refusal = Refusal(503, "The gateway has as many connections as it can serve; try again.", code="overloaded")
+        self._refused[503] += 1
+        if self._refuser is None:
+            responder.send(503, _JSON, error_body(refusal.message, code=refusal.code))
+        else:
+            self._refuser(request, responder, refusal)
 
     def _send_refusal(self, refusal: Refusal) -> None:
         if self._stage != _OPEN:

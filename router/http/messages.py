@@ -61,6 +61,7 @@ class Limits:
     headers: int = 100
     url_bytes: int = 16 * 1024
     body_bytes: int = 64 * 1024 * 1024
+    connections: int = 10_000  # open at once; who comes then is told to try again
     pipelined: int = 4  # requests that wait behind the running one before reading stops
     write_buffer_bytes: int = 64 * 1024  # unsent bytes at which the handler is asked to pause
     keep_alive_s: float = 75.0  # above the 60 s of common load balancers, so that the balancer closes first

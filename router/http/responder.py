@@ -19,6 +19,7 @@ class Responder(msgspec.Struct, eq=False):
 
     gone        the client left before the answer was over; `on_gone` was called, once.
     stalled     it did not leave, but was dropped for taking nothing of its answer
+    paused      it is too slow just now
     on_pause    the client reads too slowly: stop writing until `on_resume`. What is written in between is still sent.
     on_probe    something is to be written that means nothing, in an answer that has started, to see whether it is taken
     keep_alive  whether the connection is kept afterwards; the server may take it back until the head is out
@@ -38,6 +39,7 @@ class Responder(msgspec.Struct, eq=False):
     _live: bool = True
     started: bool = False
     gone: bool = False
+    paused: bool = False
     stalled: bool = False
     on_gone: Callable[[], None] | None = None
     on_pause: Callable[[], None] | None = None

@@ -15,10 +15,12 @@ from functools import partial
 import msgspec
 
 from router.core import Ask, Booking, Decision, Outcome, Policy, Prompt, Snapshot
-from router.errors import NoEngine, WarmrouteError
+from router.errors import Forbidden, NoEngine, WarmrouteError
+from router.routing.access import NO_SALT, NOT_APART
 from router.routing.bookings import LEASE_FACTOR, Bookings, Record
 from router.routing.decide import LEAST_BOOKED, decide
 from router.routing.fleet import Fleet, Rank
+from router.routing.footprint import Footprints
 from router.routing.holdings import Holdings, promised_tokens
 from router.routing.index import BlockIndex
 from router.routing.receipts import Receipts
@@ -82,7 +84,7 @@ class Brain:
     engine has room for them (`open_room`); None: they are placed as they come.
 
     `ttft_slo_ms`: the objective for a prompt of so many tokens, from its placement on; None: there is none. `shadows`:
-    policies that are told of every decision and take no part in it.
+    policies that are told of every decision and take no part in it. `footprints`: what each domain of isolation fills.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Brain:
         model_policies: Mapping[str, str] | None = None,
         ttft_slo_ms: Callable[[int], float] | None = None,
         shadows: Shadows | None = None,
+        footprints: Footprints | None = None,
         decided: Callable[[float], None] = lambda took_us: None,
         ended: Callable[[Ask, Outcome], None] = lambda ask, outcome: None,
         clock: Callable[[], float],
@@ -114,6 +117,7 @@ class Brain:
         self._by_model = model_policies or {}
         self._ttft_slo_ms = ttft_slo_ms
         self._shadows = shadows
+        self._footprints = footprints
         self._decided = decided
         self._ended = ended
         self._clock = clock
@@ -287,15 +291,24 @@ class Brain:
         return self._fleet.routable(model, lora).ranks
 
     def look(self, ask: Ask, now: float) -> Look:
-        """Who can serve a request, and what each holds of it. Raises `NoEngine`."""
+        """Who can serve a request, and what each holds of it. Raises `NoEngine`, and `Forbidden` for a route on which
+        no engine keeps the caller's cache apart."""
         ranks, filtered = self._fleet.candidates(ask, now=now)
         if not ranks:
-            raise NoEngine(
-                f"No engine can serve the model {ask.model!r} at the moment.",
-                detail="; ".join(f"{rank}: {why}" for rank, why in filtered.items()),
-                retry_after_s=RETRY_AFTER_S,
-            )
-        return Look(ranks, Holdings(ask, self._index, self._recent).candidates(ranks, now), filtered)
+            raise _nobody(ask, filtered)
+        look = Look(ranks, Holdings(ask, self._index, self._recent).candidates(ranks, now), filtered)
+        return look if self._footprints is None or not ask.domain else self._bounded(ask, look, self._footprints)
+
+    def _bounded(self, ask: Ask, look: Look, footprints: Footprints) -> Look:
+        """Without the ranks that a domain may not fill with what nobody has cached."""
+        allowed = footprints.allowed(ask.domain, ask.prompt.tokens, look.ranks, look.candidates)
+        if allowed is None:
+            return look
+        filtered = {rank.id: "its domain fills enough of the caches" for rank in look.ranks}
+        ranks = [look.ranks[i] for i in allowed]
+        for rank in ranks:
+            del filtered[rank.id]
+        return Look(ranks, tuple([look.candidates[i] for i in allowed]), {**look.filtered, **filtered})
 
     def book(self, ask: Ask, look: Look, now: float, *, among: Sequence[int] | None = None) -> Booking:
         """The best of the candidates, or of those with these indices."""
@@ -373,6 +386,8 @@ class Brain:
             self._fleet.probe(rank, now)
         rank.recent.add(uncached, now)
         rank.dispatches += 1
+        if self._footprints is not None and (ask.domain or self._footprints):
+            self._footprints.note(ask.domain, rank, uncached)
         self._expect(rank, ask, keys, size, uncached_blocks=uncached // size, now=now)
         return _booking(ask, decision, rank, record, look)
 
@@ -468,6 +483,22 @@ class Brain:
             self._recent.insert(placed.ask.domain, rank.target, keys[: delivered // size], size)
 
 
+def _nobody(ask: Ask, filtered: Mapping[str, str]) -> WarmrouteError:
+    reasons = filtered.values()
+    if filtered and all(why.startswith(NO_SALT) for why in reasons):
+        return Forbidden(
+            "No engine of the model keeps caches apart on this route.", code="route_not_isolated", detail=NO_SALT
+        )
+    kept_out = filtered and all(why.startswith(NOT_APART) for why in reasons)
+    return NoEngine(
+        "No engine of the model has been seen to keep this caller's cache apart from others'."
+        if kept_out
+        else f"No engine can serve the model {ask.model!r} at the moment.",
+        detail="; ".join(f"{rank}: {why}" for rank, why in filtered.items()),
+        retry_after_s=RETRY_AFTER_S,
+    )
+
+
 def _prefix(prompt: Prompt) -> int:
     for keys in prompt.keys.values():  # sizes ascend: what has a larger block has the smallest too
         if keys:
@@ -503,6 +534,7 @@ def _booking(ask: Ask, decision: Decision, rank: Rank, record: Record[Placed], l
         record.owner.alone,
         decision.policy,
         tuple(others)[:FURTHER_ATTEMPTS],
+        rank.factor.rates,
     )
 
 

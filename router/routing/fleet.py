@@ -12,6 +12,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from router.core import Ask, EngineFacts, EventSource, HitRule, Instance, Load, Rates
+from router.routing.access import OWNER, Unverified, access_of, closed_to
 from router.routing.bookings import Booked
 from router.routing.confidence import Confidence
 from router.routing.learn import HitRecord, Pace, PrefillFactor, Recent
@@ -45,6 +46,9 @@ LEAST_SHARE = 0.2
 
 FIRST_WINDOW, LAST_WINDOW = 1, 64
 """Requests at a time for a rank that has come to those that serve: doubled with each first token, then unlimited."""
+
+_CALLERS = 4_096
+"""So many kinds of callers are remembered with whom they may use."""
 
 UNKNOWN_FACTS = EngineFacts(served=())
 
@@ -81,6 +85,8 @@ class Rank:
         "in_batch",
         "inherited_at",
         "instance",
+        "isolation",
+        "kept_apart_on",
         "last_seq",
         "load",
         "peers",
@@ -146,6 +152,8 @@ class Rank:
         self.inherited_at = -inf  # when it last showed blocks before we had sent it anything
         self.dispatches = 0
         self.failures = 0  # requests of ours in a row that the engine took and failed
+        self.kept_apart_on: frozenset[str] = frozenset()  # routes where it has been seen to honour cache salts
+        self.isolation = ""  # how that was seen, or why not
         self.take(instance, UNKNOWN_FACTS)
 
     def take(self, instance: Instance, facts: EngineFacts) -> None:
@@ -193,11 +201,17 @@ class Routable(NamedTuple):
 
 
 class Fleet:
-    """Instances come and go at run time; everything here is cheap enough to be done between two requests."""
+    """Instances come and go at run time; everything here is cheap enough to be done between two requests.
 
-    def __init__(self) -> None:
+    `unverified`: what becomes of engines that have not been seen to honour cache salts (`config.Isolation`).
+    """
+
+    def __init__(self, *, unverified: Unverified = "refuse") -> None:
+        self.unverified = unverified
         self._members: dict[str, list[Rank]] = {}
         self._routable: dict[tuple[str, str | None], Routable] = {}
+        self._open_to: dict[tuple[object, ...], Routable] = {}
+        self._owned = False  # some engine is for one tenant alone
         self._sizes: dict[str, frozenset[int]] = {}
         self._unseen: dict[str, tuple[float, bool]] = {}  # by model: until when, and what was found
         self._suspects: dict[str, Rank] = {}
@@ -210,7 +224,9 @@ class Fleet:
             yield from ranks
 
     def _changed(self) -> None:
+        self._owned = any(OWNER in ranks[0].instance.labels for ranks in self._members.values())
         self._routable.clear()
+        self._open_to.clear()
         self._sizes.clear()
         self._unseen.clear()
 
@@ -253,6 +269,8 @@ class Fleet:
     def learn(self, instance_id: str, facts: EngineFacts, *, now: float) -> Sequence[Rank]:
         """Takes over what the engine says it is. Returns ranks that it no longer has."""
         ranks = self._members[instance_id]
+        if facts.boot_id != ranks[0].facts.boot_id or facts.version != ranks[0].facts.version:
+            self.keep_apart(instance_id, frozenset(), "a new process, not yet seen to honour cache salts")
         count = max(1, facts.ranks)
         for number in range(len(ranks), count):
             ranks.append(self._sibling(ranks[0], number, now))
@@ -273,7 +291,33 @@ class Fleet:
         pace = self._pace(first.instance)
         rank = Rank(first.instance, number, rates=first.factor.configured, now=now, pace=pace)
         rank.health, rank.reason = first.health, first.reason
+        rank.kept_apart_on, rank.isolation = first.kept_apart_on, first.isolation
         return rank
+
+    # --- isolation
+
+    def keep_apart(self, instance_id: str, on: frozenset[str], seen: str) -> None:
+        """On which routes it honours cache salts, and how that was seen, or why it was not."""
+        for rank in self._members.get(instance_id, ()):
+            rank.kept_apart_on, rank.isolation = on, seen
+        self._open_to.clear()
+
+    def _routable_by(self, ask: Ask) -> Routable:
+        """Who can serve the model and may be used by whoever asks."""
+        if not (ask.isolated_on or self._owned or ask.labels):
+            return self.routable(ask.model, ask.lora)
+        kind = (ask.model, ask.lora, *access_of(ask))
+        found = self._open_to.get(kind)
+        if found is None:
+            ranks, filtered, _ = self.routable(ask.model, ask.lora)
+            objections = {rank.id: why for rank in ranks if (why := closed_to(rank, ask, self.unverified))}
+            left = tuple(rank for rank in ranks if rank.id not in objections)
+            fits_tokens = min([rank.fits_tokens for rank in left], default=inf)
+            found = Routable(left, {**filtered, **objections}, fits_tokens)
+            if len(self._open_to) >= _CALLERS:
+                self._open_to.clear()
+            self._open_to[kind] = found
+        return found
 
     # --- health and load
 
@@ -369,7 +413,7 @@ class Fleet:
         A prompt that fits nobody, and a fleet of hardly anything but suspects, go to all: the engine's own answer is
         better than one of ours.
         """
-        routable = self.routable(ask.model, ask.lora)
+        routable = self._routable_by(ask)
         calm = not self._suspects and not self._starting
         if calm and not ask.exclude and ask.prompt.tokens <= routable.fits_tokens:
             return routable.ranks, routable.filtered
@@ -499,6 +543,7 @@ class Fleet:
             "delivered_hit_tokens": rank.hits.delivered_tokens,
             "notes": list(rank.facts.notes),
             "labels": dict(rank.instance.labels),
+            "isolation": rank.isolation,
             "price_per_hour": rank.price_per_hour,
         }
 

@@ -20,7 +20,7 @@ from router.errors import EngineError, EngineProtocolError, WarmrouteError
 from router.http.messages import Header
 from router.serving.apis import Translation
 from router.serving.call import Call
-from router.serving.deadlines import Running
+from router.serving.deadlines import Watch
 from router.serving.encoding import GZIP_MAGIC, CorruptAnswer, Decoder, response_decoder
 from router.serving.engines import Exchange
 from router.serving.openai_errors import engine_answer_error, in_band_error, lacks_route
@@ -91,12 +91,12 @@ class Attempt:
 
     __slots__ = (
         "_answer", "_booking_id", "_call", "_content", "_decoder", "_gathered", "_on_first_token", "_otherwise",
-        "_relay", "_reply", "_retry_after", "_size", "_status", "_usage", "exchange", "first_token_at", "on_done",
-        "received", "translation", "watch",
+        "_passes", "_relay", "_reply", "_retry_after", "_size", "_status", "_usage", "exchange", "first_token_at",
+        "on_done", "received", "translation", "watch",
     )  # fmt: skip
 
     exchange: Exchange
-    watch: Running
+    watch: Watch
 
     def __init__(
         self,
@@ -119,6 +119,7 @@ class Attempt:
         self._decoder: Decoder | None = None
         self._relay: EventRelay | None = None  # if the answer is an event stream
         self._gathered: list[bytes] = []
+        self._passes = False  # an answer that is not gathered any more
         self._size = 0
         self._usage: Usage | None = None
         self.received = 0
@@ -126,14 +127,22 @@ class Attempt:
         self._otherwise: _Otherwise | None = None
 
     def translate(
-        self, translation: Translation, send: Callable[[Translation], None], prompt_tokens: int, *, lacks: set[str]
+        self,
+        translation: Translation,
+        send: Callable[[Translation], None],
+        prompt_tokens: int,
+        *,
+        lacks: set[str],
+        at_once: bool = False,
     ) -> None:
         """The engine may not have the route; if it is one of those it `lacks`, it is not even asked. Before it begins.
+
+        `at_once`: it is not asked in any case.
 
         `send` is called again, once, if the engine says so itself.
         """
         self._otherwise = _Otherwise(translation, send, prompt_tokens, lacks)
-        if self._call.path in lacks:
+        if at_once or self._call.path in lacks:
             self.translation = translation
 
     def __await__(self) -> Generator[Attempt, None, Answer]:
@@ -152,6 +161,10 @@ class Attempt:
     @property
     def events(self) -> int:
         return 0 if self._relay is None else self._relay.events
+
+    @property
+    def events_after_usage(self) -> int:
+        return 0 if self._relay is None else self._relay.events_after_usage
 
     @property
     def held_back(self) -> bool:
@@ -252,7 +265,9 @@ class Attempt:
             if self.translation is not None and self._otherwise is not None:
                 self._relay = self.translation.relay(self._call.fields, prompt_tokens=self._otherwise.prompt_tokens)
             else:
-                self._relay = self._call.api.relay(wants_usage=self._call.wants_usage, choices=self._call.choices)
+                self._relay = self._call.relay()
+            if self._reply.started:  # by an engine that this one goes on for
+                self._hold_back()
 
     def _decode(self, coding: bytes) -> None:
         try:
@@ -277,6 +292,8 @@ class Attempt:
         """A client that reads slowly makes the engine's connection wait, so that nothing piles up here."""
         responder = self._reply.responder
         responder.on_pause, responder.on_resume = self.exchange.pause, self.exchange.resume
+        if responder.paused:
+            self.exchange.pause()
         responder.on_probe = self._probe if self._relay is not None else None
 
     def _probe(self) -> None:
@@ -329,11 +346,11 @@ class Attempt:
     def _gather(self, data: bytes) -> None:
         if not self._size:
             self.watch.begun()
-        if self._reply.waiting and self._status == 200:
+        if self._status == 200 and self._reply.responder.started and not self._passes:  # a stream is open already
             self.cancel(EngineProtocolError("The engine answered with something else than a stream."))
             return
         self._size += len(data)
-        if self._reply.started:
+        if self._passes:
             self._reply.responder.write(data)
             self._gathered = [b"".join((*self._gathered, data))[-_USAGE_TAIL_BYTES:]]
         elif self._status == 200 or self._size <= _ERROR_BYTES:
@@ -346,6 +363,7 @@ class Attempt:
 
     def _stop_gathering(self) -> None:
         body = b"".join(self._gathered)
+        self._passes = True
         self._start(self._content)
         self._reply.responder.write(body)
         self._gathered = [body[-_USAGE_TAIL_BYTES:]]
@@ -366,7 +384,7 @@ class Attempt:
         elif self._status != 200:
             if self._otherwise is None or self.translation is not None or not self._send_otherwise(body):
                 self._end(engine_answer_error(self._status, body, self._retry_after))
-        elif self._reply.started:
+        elif self._passes:
             self._usage = find_usage(body)
             self._end(StreamEnd())
         else:

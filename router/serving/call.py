@@ -13,18 +13,19 @@ from typing import Any, Protocol
 
 import orjson
 
-from router.core import Ask, Prompt
-from router.errors import BadRequest, BodyTooLarge
+from router.core import OPEN, Ask, Caller, Prompt
+from router.errors import BadRequest, BodyTooLarge, Forbidden
 from router.http.messages import Header, Headers
-from router.serving.apis import APIS, FORMS
+from router.serving.apis import APIS, CHAT, FORMS
 from router.serving.deadlines import TimeLimits
 from router.serving.encoding import decode_body
 from router.serving.form import Form, read_form
+from router.serving.isolation.salts import WITHOUT_PREFIX, salt_within
+from router.serving.labels import END_USER_FIELDS, END_USER_HEADERS, TAG_HEADERS, end_user_in, end_user_of, tags_of
 from router.serving.models import Models, Named
+from router.serving.resume import Transcript, continued, continued_body, may_be_resumed
 from router.serving.splice import splice, value_of
-
-CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
+from router.serving.sse import EventRelay
 
 _ASK_FOR_USAGE = b'{"include_usage":true}'
 TRACE_HEADERS = frozenset((b"traceparent", b"tracestate"))
@@ -38,11 +39,11 @@ _TOTAL_HEADERS = (b"x-warmroute-timeout", b"x-litellm-timeout")
 _FIRST_TOKEN_HEADER = b"x-warmroute-first-token-timeout"
 """Seconds. They lower the model's limits, and never raise them."""
 
-_RARE_HEADERS = frozenset((*_SESSION_HEADERS, *_TOTAL_HEADERS, _FIRST_TOKEN_HEADER))
+_RARE_HEADERS = frozenset((*_SESSION_HEADERS, *_TOTAL_HEADERS, _FIRST_TOKEN_HEADER, *TAG_HEADERS, *END_USER_HEADERS))
 _RARE_FIELDS = frozenset(
     (
         *("stream_options", "n", "prompt", "cache_salt", "extra_key", "prompt_cache_key", "metadata"),
-        *("sampling_params", "previous_response_id", "conversation", "background"),
+        *("sampling_params", "previous_response_id", "conversation", "background", *END_USER_FIELDS),
     )
 )
 """Most requests have none: one look spares a look for each."""
@@ -60,15 +61,19 @@ class HttpRequest(Protocol):
 class Call:
     """One request.
 
+    caller     whom it is from
     body       the client's, decoded of any content coding
     fields     what a parser makes of it
     form       if it is one, and no JSON
+    transcript of its answer's stream, where another engine might have to go on with it
+    salt       what keeps its blocks apart from the same text of others, for the engine and for our index
     forwarded  the client's headers that its engine gets: `forward`, unless Connection says that they are for us alone
+    end_user   as the client names it
     """
 
     __slots__ = (
-        "api", "body", "choices", "fields", "form", "forwarded", "limits", "named", "path", "salt", "session",
-        "stream", "wants_usage",
+        "api", "body", "caller", "choices", "end_user", "fields", "form", "forwarded", "limits", "named", "path",
+        "salt", "session", "stream", "tags", "transcript", "wants_usage",
     )  # fmt: skip
 
     def __init__(
@@ -80,20 +85,25 @@ class Call:
         models: Models,
         forward: frozenset[bytes] = TRACE_HEADERS,
         form: Form | None = None,
+        caller: Caller = OPEN,
     ) -> None:
-        """`path`: as engines know it. `headers`: the first value of each. Raises BadRequest and UnknownModel."""
+        """`path`: as engines know it. `headers`: the first value of each. Raises ClientError."""
         self.path = path
+        self.caller = caller
         self.api = APIS[path]
         self.body = body
         self.form = form
         self.fields = fields = parse_body(body) if form is None else form.fields
-        self.named: Named = models.resolve(fields.get("model"))
+        self.named: Named = models.resolve(fields.get("model")) if caller.models is None else self._allowed(models)
         self.limits = self.named.model.limits
         self.stream: bool = fields.get("stream") is True
+        self.transcript: Transcript | None = None
         self.wants_usage = False
         self.choices = 1
-        self.salt: str | None = None
+        self.salt = caller.salt
         self.session: str | None = None
+        self.tags: tuple[str, ...] = ()
+        self.end_user = ""
         self.forwarded: Sequence[Header] = () if form is None else ((b"content-type", form.content_type),)
         if form is None and not _RARE_FIELDS.isdisjoint(fields):
             self._read_rare_fields(fields)
@@ -102,15 +112,26 @@ class Call:
         if not forward.isdisjoint(headers):
             self.forwarded = (*self.forwarded, *_passed_on(headers, forward))
 
+    def _allowed(self, models: Models) -> Named:
+        allowed = self.caller.models
+        assert allowed is not None
+        if self.fields.get("lora_path") is not None:  # SGLang's other way to name an adapter
+            raise Forbidden("This key may name models only by model.", param="lora_path", code="model_not_allowed")
+        return models.resolve_for(allowed, self.fields.get("model"))
+
     def _read_rare_fields(self, fields: Mapping[str, Any]) -> None:
         self.api.check(fields)
         self.wants_usage = _wants_usage(fields.get("stream_options"))
         self.choices = self.api.choices(fields)
-        self.salt = _salt(
-            fields.get("cache_salt"),
-            value_of(self.body, "extra_key", present=fields) if fields.get("extra_key") else None,
-        )
+        if self.caller.salt is None:
+            self.salt = _clients_salt(
+                fields.get("cache_salt"),
+                value_of(self.body, "extra_key", present=fields) if fields.get("extra_key") else None,
+            )
+        elif fields.get("cache_salt"):
+            self.salt = salt_within(self.caller.salt, fields["cache_salt"])
         self.session = self.api.session(fields)
+        self.end_user = end_user_in(fields)
 
     def _read_rare_headers(self, headers: Headers) -> None:
         for name in _SESSION_HEADERS:
@@ -118,41 +139,79 @@ class Call:
                 self.session = headers[name].decode("latin-1")
                 break
         self.limits = _lowered(self.limits, headers)
+        self.tags = tags_of(headers)
+        self.end_user = end_user_of(headers) or self.end_user
 
     def asked_of(self, named: Named) -> Call:
         """The same request, to be answered by another model."""
         call = copy.copy(self)
         call.named = named
+        call.transcript = None
+        return call
+
+    def relay(self) -> EventRelay:
+        """For its answer, which is an event stream."""
+        if self.named.model.failover.resume:
+            if self.transcript is not None and self.transcript.events:
+                return self.transcript.go_on(hide_usage=not self.wants_usage)
+            if may_be_resumed(self.path, self.fields):
+                self.transcript = Transcript()
+                return self.transcript.begin(hide_usage=not self.wants_usage)
+        return self.api.relay(wants_usage=self.wants_usage, choices=self.choices)
+
+    def continued(self) -> Call | None:
+        """The same request for an engine that goes on where its stream broke off; None where that would not be sound.
+
+        Takes as long as it takes to read its prompt twice: for a thread.
+        """
+        transcript, prompts = self.transcript, self.named.model.prompts
+        text = transcript.unfinished(self.fields.get("stop")) if transcript is not None else None
+        if transcript is None or text is None:
+            return None
+        if not text:
+            return self
+        transcript.tokens = prompts.count_tokens(text) or transcript.pieces
+        changed = continued(self.path, self.fields, text, transcript.tokens)
+        if changed is None:
+            return None
+        call = copy.copy(self)
+        call.body = continued_body(self.body, self.fields, changed)
+        call.fields = {**self.fields, **changed}
+        if self.path == CHAT and not prompts.is_continued(self.fields, call.fields, text):
+            return None
         return call
 
     def ask(self, request_id: str, prompt: Prompt, *, exclude: tuple[str, ...] = ()) -> Ask:
         model, lora = self.named
+        caller = self.caller
         return Ask(  # by position: keywords cost a struct several times as much
             request_id,
             model.name,
             prompt,
-            "",  # tenant
-            "",  # domain
+            caller.tenant,
+            caller.domain,
             lora,
-            self.session,
+            self.session if self.session is None or not caller.domain else f"{caller.domain}\0{self.session}",
             "",  # request_class
-            0,  # priority
+            caller.priority,
             self.stream,
             self.choices,
             self.api.output_limit(self.fields),  # max_output_tokens
             exclude,
             None,  # policy
             len(self.body),
+            caller.labels,
+            self.path if caller.isolated and self.path not in WITHOUT_PREFIX else "",
         )
 
-    def upstream_body(self, served: str, rank_fields: Mapping[str, bytes]) -> bytes:
+    def upstream_body(self, served: str, owned_fields: Mapping[str, bytes]) -> bytes:
         """The body for an engine that knows the model as `served`: the client's bytes with the fields we own.
 
         A form has room for none of these but the model.
         """
         if self.form is not None:
             return self.form.naming(served, self.body)
-        owned = dict(rank_fields)
+        owned = dict(owned_fields)
         if self.fields.get("model") != served:
             owned["model"] = orjson.dumps(served)
         if self.stream and not self.wants_usage and self.api.asks_for_usage:
@@ -167,33 +226,41 @@ class Call:
 
 
 def read_call(
-    request: HttpRequest, path: str, *, models: Models, body_limit: int, forwarded: frozenset[bytes] = TRACE_HEADERS
+    request: HttpRequest,
+    path: str,
+    *,
+    models: Models,
+    body_limit: int,
+    forwarded: frozenset[bytes] = TRACE_HEADERS,
+    caller: Caller = OPEN,
 ) -> Call | Awaitable[Call]:
     """`forwarded`: headers that go on to the engine. Raises ClientError for what cannot be served."""
     headers, body = request.named, request.body
     if b"content-encoding" in headers:
-        return _read_encoded(headers, body, path, models, body_limit, forwarded)
+        return _read_encoded(headers, body, path, models, body_limit, forwarded, caller)
     if len(body) > body_limit:
         raise BodyTooLarge(f"The request body is larger than {body_limit} bytes.")
     if path in FORMS:
-        return _read_form(headers, body, path, models, forwarded)
-    return Call(path, body, headers=headers, models=models, forward=forwarded)
+        return _read_form(headers, body, path, models, forwarded, caller)
+    return Call(path, body, headers=headers, models=models, forward=forwarded, caller=caller)
 
 
 async def _read_encoded(
-    headers: Headers, body: bytes, path: str, models: Models, limit: int, forwarded: frozenset[bytes]
+    headers: Headers, body: bytes, path: str, models: Models, limit: int, forwarded: frozenset[bytes], caller: Caller
 ) -> Call:
     body = await decode_body(body, headers[b"content-encoding"], limit=limit)
     if len(body) > limit:
         raise BodyTooLarge(f"The request body is larger than {limit} bytes.")
     if path in FORMS:
-        return await _read_form(headers, body, path, models, forwarded)
-    return Call(path, body, headers=headers, models=models, forward=forwarded)
+        return await _read_form(headers, body, path, models, forwarded, caller)
+    return Call(path, body, headers=headers, models=models, forward=forwarded, caller=caller)
 
 
-async def _read_form(headers: Headers, body: bytes, path: str, models: Models, forwarded: frozenset[bytes]) -> Call:
+async def _read_form(
+    headers: Headers, body: bytes, path: str, models: Models, forwarded: frozenset[bytes], caller: Caller
+) -> Call:
     form = await read_form(body, headers.get(b"content-type", b""))
-    return Call(path, body, headers=headers, models=models, forward=forwarded, form=form)
+    return Call(path, body, headers=headers, models=models, forward=forwarded, form=form, caller=caller)
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
@@ -254,8 +321,8 @@ def _wants_usage(options: object) -> bool:
     return not isinstance(options, dict) or options.get("include_usage") not in (None, False)
 
 
-def _salt(salt: object, extra: bytes | None) -> str | None:
-    """What keeps this prompt's blocks apart from the same text of others.
+def _clients_salt(salt: object, extra: bytes | None) -> str | None:
+    """Of a caller of no domain.
 
     SGLang's `extra_key` separates its cache too, but its events don't show it: such a prompt gets a root that no event
     has, so that public blocks earn it no credit. `extra`: as the client wrote it, since it may be any JSON value.

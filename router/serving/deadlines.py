@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from router.errors import EngineError, EngineTimeout
-from router.serving.failover import FIRST_TOKEN_TIMEOUT
+from router.serving.failover import FIRST_TOKEN_TIMEOUT, TOTAL_TIMEOUT
 
 _DRAIN_S = 5.0  # from the end of the stream to the end of the engine's answer; then its connection is cut
 _LOOK_S = 1.0
@@ -40,28 +40,28 @@ class Timed(Protocol):
     def cancel(self, error: EngineError | None = None) -> None: ...
 
 
-class Running(msgspec.Struct, eq=False):
-    """The watch over one attempt. It does not know which: an attempt holds its watch, and two that hold each other are
-    left to the garbage collector, with all that hangs on them.
+class Watch(msgspec.Struct, eq=False):
+    """Over the time of one attempt. It does not know which: an attempt holds its watch, and two that hold each other
+    are left to the garbage collector, with all that hangs on them.
 
     due        of what is waited for now
     total_due  of the whole
-    answers    its first token is there
+    has_begun  its first token is there
     seen       of `received`, when last looked at
     """
 
+    _shard: dict[Watch, Timed]
     _loop: asyncio.AbstractEventLoop
-    _shard: dict[Running, Timed]
     due: float
     between_s: float
     total_due: float
-    answers: bool = False
+    has_begun: bool = False
     draining: bool = False
     seen: int = 0
 
     def begun(self) -> None:
         """The first token is there."""
-        self.answers = True
+        self.has_begun = True
         self.due = self._loop.time() + self.between_s
 
     def drain(self) -> None:
@@ -72,22 +72,43 @@ class Running(msgspec.Struct, eq=False):
     def end(self) -> None:
         self._shard.pop(self, None)
 
+    def look(self, attempt: Timed, now: float) -> None:
+        """End the attempt if its time is over."""
+        error = self._overdue(attempt, now)
+        if error is not None or (self.draining and now >= self.due):
+            self.end()
+            attempt.cancel(error)
+
+    def _overdue(self, attempt: Timed, now: float) -> EngineTimeout | None:
+        if self.draining:
+            return None
+        if now >= self.total_due:
+            return EngineTimeout("The answer took longer than the request may take.", code=TOTAL_TIMEOUT)
+        if self.has_begun and (attempt.received != self.seen or attempt.held_back):
+            self.seen = attempt.received
+            self.due = now + self.between_s
+        if now < self.due:
+            return None
+        if self.has_begun:
+            return EngineTimeout("The engine stopped in the middle of its answer.", code="stall_timeout")
+        return EngineTimeout("The engine did not begin to answer in time.", code=FIRST_TOKEN_TIMEOUT)
+
 
 class Deadlines:
     def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._shards: list[dict[Running, Timed]] = [{} for _ in range(_SHARDS)]
+        self._shards: list[dict[Watch, Timed]] = [{} for _ in range(_SHARDS)]
         self._next = itertools.cycle(self._shards).__next__  # which an attempt is put into
         self._turn = itertools.cycle(self._shards).__next__  # which is looked at
         self._look_s = _LOOK_S
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, attempt: Timed, limits: TimeLimits, *, first_byte_s: float, age_s: float = 0.0) -> Running:
+    def begin(self, attempt: Timed, limits: TimeLimits, *, first_byte_s: float, age_s: float = 0.0) -> Watch:
         """Watch an attempt of a request that came `age_s` ago. `first_byte_s`: what counts of `limits` here."""
         now = self._loop.time()
         total_due = inf if limits.total_s is None else now - age_s + limits.total_s
         shard = self._next()
-        watch = Running(self._loop, shard, now + first_byte_s, limits.between_s, total_due)
+        watch = Watch(shard, self._loop, now + first_byte_s, limits.between_s, total_due)
         shard[watch] = attempt
         shortest = min(first_byte_s, limits.between_s, total_due - now)
         if shortest < self._look_s:
@@ -108,26 +129,8 @@ class Deadlines:
         self._timer = None
         now, shard = self._loop.time(), self._turn()
         for watch, attempt in list(shard.items()):
-            error = _overdue(attempt, watch, now)
-            if error is not None or (watch.draining and now >= watch.due):
-                del shard[watch]
-                attempt.cancel(error)
+            watch.look(attempt, now)
         if self._timer is None and any(self._shards):
             self._keep_looking()
         elif self._timer is None:
             self._look_s = _LOOK_S
-
-
-def _overdue(attempt: Timed, watch: Running, now: float) -> EngineTimeout | None:
-    if watch.draining:
-        return None
-    if now >= watch.total_due:
-        return EngineTimeout("The answer took longer than the request may take.", code="total_timeout")
-    if watch.answers and (attempt.received != watch.seen or attempt.held_back):
-        watch.seen = attempt.received
-        watch.due = now + watch.between_s
-    if now < watch.due:
-        return None
-    if watch.answers:
-        return EngineTimeout("The engine stopped in the middle of its answer.", code="stall_timeout")
-    return EngineTimeout("The engine did not begin to answer in time.", code=FIRST_TOKEN_TIMEOUT)

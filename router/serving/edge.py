@@ -14,11 +14,13 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
+from router.core import OPEN, Caller
 from router.errors import (
     BadRequest,
     BodyTooLarge,
     MethodNotAllowed,
     RequestTimeout,
+    RoomFull,
     ShuttingDown,
     UnknownRoute,
     WarmrouteError,
@@ -28,21 +30,33 @@ from router.serving.apis import APIS, OPENAI, ROUTES, Api
 from router.serving.apis.responses import NOT_STORED
 from router.serving.gateway import Gateway
 from router.serving.models import Models
-from router.serving.reply import Reply, Responder
+from router.serving.reply import Reply, Responder, content_lines
 from router.serving.run import Run
 
+Identify = Callable[[Request], Caller]
+"""Who asks (`serving/identity.py`). Raises Unauthenticated and StoreUnavailable."""
+Account = Callable[[Request], Awaitable[tuple[int, bytes, bytes]]]
+"""Answers for accounts, elsewhere: status, content type, body."""
 Readiness = Callable[[], Awaitable[Mapping[str, Any]]]
 """`core.Live.readiness`: {"ready": bool, …per model}."""
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}").fullmatch
 _MODELS = "/v1/models/"
-_REFUSALS = {408: RequestTimeout, 413: BodyTooLarge}
+_FULL_RETRY_S = 1.0
+_REFUSALS: Mapping[int, Callable[[str], WarmrouteError]] = {
+    408: RequestTimeout,
+    413: BodyTooLarge,
+    503: partial(RoomFull, retry_after_s=_FULL_RETRY_S),
+}
 _SHUTDOWN_RETRY_S = 1.0
 _ENDED_AT_ONCE = 20
 _EXPOSED = (
     b"x-request-id, request-id, retry-after, x-warmroute-attempts, "
-    b"x-warmroute-predicted-tokens, x-warmroute-cached-tokens, x-warmroute-instance"
+    b"x-warmroute-predicted-tokens, x-warmroute-cached-tokens, x-warmroute-instance, x-should-retry, "
+    b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
+    b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 )
+_TOLD_TO_ALL = ("ready", "draining")
 _PREFLIGHT: tuple[Header, ...] = (
     (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
     (b"access-control-max-age", b"600"),
@@ -52,11 +66,21 @@ _PREFLIGHT: tuple[Header, ...] = (
 class Edge:
     """The handler of the HTTP server: called once for each whole request, on the loop.
 
-    `origins`: the browser origins that may call, `"*"` for any; none by default.
+    `identify`: who asks; None: nobody is asked who they are. `origins`: the browser origins that may call, `"*"` for
+    any; none by default.
     """
 
-    def __init__(self, gateway: Gateway, models: Models, *, readiness: Readiness, origins: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        models: Models,
+        *,
+        readiness: Readiness,
+        identify: Identify | None = None,
+        origins: Iterable[str] = (),
+    ) -> None:
         self._gateway = gateway
+        self._identify = identify
         self._models = models
         self._readiness = readiness
         self._origins = frozenset(origin.encode() for origin in origins)
@@ -72,6 +96,11 @@ class Edge:
             self._routes[path] = ("POST", partial(self._complete, upstream, APIS[upstream]))
         for prefix in ("/v1", ""):
             self._routes[prefix + "/models"] = ("GET", self._list_models)
+
+    def offer_accounts(self, account: Account, routes: Mapping[str, str]) -> None:
+        """`routes`: path -> method."""
+        for path, method in routes.items():
+            self._routes[path] = (method, partial(self._relay_account, account))
 
     @property
     def running(self) -> int:
@@ -108,14 +137,19 @@ class Edge:
             reply.fail(error)
 
     def refuse(self, request: Request, responder: Responder, refusal: Refusal) -> None:
-        """Answer a request of which the HTTP server has read the head, and not the whole body."""
+        """Answer a request that the HTTP server turns away; it has read the head, and may not have the whole body."""
         reply = self._reply(request.named, responder)
         reply.api = APIS.get(ROUTES.get(request.path, ""), OPENAI)
-        error = _REFUSALS.get(refusal.status, BadRequest)(refusal.message)
-        if request.path in ROUTES:
-            self._gateway.refuse(request, reply, error)
-        else:
+        error: WarmrouteError = _REFUSALS.get(refusal.status, BadRequest)(refusal.message)
+        if request.path not in ROUTES:
             reply.fail(error)
+            return
+        caller = OPEN
+        try:
+            caller = self._caller(request)
+        except WarmrouteError as stranger:
+            error = stranger
+        self._gateway.refuse(request, reply, error, caller)
 
     def _route_of_card(self, path: str) -> tuple[str, Callable[[Request, Reply], None]]:
         if path.removeprefix("/v1").startswith("/responses/"):
@@ -127,7 +161,7 @@ class Edge:
 
     def _reply(self, headers: Headers, responder: Responder) -> Reply:
         """An id that a client brings is the one it will ask about, so it is kept if it is sane; engines get our own."""
-        request_id = next(self._ids)
+        request_id = serial = next(self._ids)
         shown = upstream_id = request_id.encode()
         theirs = headers.get(b"x-request-id")
         if theirs is not None and _SANE_ID(theirs):
@@ -135,7 +169,7 @@ class Edge:
         lines = b"\r\nx-request-id: " + shown
         if self._origins and (origin := headers.get(b"origin")) is not None:
             lines += header_lines(self._cors(origin))
-        return Reply(responder, lines, request_id, upstream_id)
+        return Reply(responder, lines, request_id, upstream_id, serial)
 
     def _cors(self, origin: bytes) -> tuple[Header, ...]:
         vary = (b"vary", b"origin")
@@ -149,27 +183,54 @@ class Edge:
         reply.api = api
         if api.id_header:
             reply.lines += b"\r\n%b: %b" % (api.id_header, reply.request_id.encode())
-        self._run(self._gateway.complete(request, reply, path), reply)
+        try:
+            caller = self._caller(request)
+        except WarmrouteError as error:
+            self._gateway.refuse(request, reply, error)
+            return
+        self._run(self._gateway.complete(request, reply, path, caller), reply)
+
+    def _caller(self, request: Request) -> Caller:
+        return OPEN if self._identify is None else self._identify(request)
+
+    def _relay_account(self, account: Account, request: Request, reply: Reply) -> None:
+        self._run(self._say_account(account, request, reply), reply)
+
+    async def _say_account(self, account: Account, request: Request, reply: Reply) -> None:
+        try:
+            status, content_type, body = await asyncio.ensure_future(account(request))
+        except WarmrouteError as error:
+            reply.fail(error)
+        else:
+            reply.whole(status, content_lines(content_type), body)
 
     def _list_models(self, request: Request, reply: Reply) -> None:
-        reply.json(self._models.listing())
+        reply.json(self._models.listing(self._caller(request).models))
 
     def _show_model(self, name: str, request: Request, reply: Reply) -> None:
-        reply.json(self._models.card(name))
+        reply.json(self._models.card(name, self._caller(request).models))
 
     def _healthz(self, request: Request, reply: Reply) -> None:
         reply.json({"status": "ok"})
 
     def _readyz(self, request: Request, reply: Reply) -> None:
-        self._run(self._say_readiness(reply), reply)
+        self._run(self._say_readiness(reply, whole=self._is_open(request)), reply)
 
-    async def _say_readiness(self, reply: Reply) -> None:
+    def _is_open(self, request: Request) -> bool:
+        """Where tenants have keys, the state of the fleet is not for everybody."""
+        try:
+            return self._caller(request) is OPEN
+        except WarmrouteError:
+            return False
+
+    async def _say_readiness(self, reply: Reply, *, whole: bool) -> None:
         try:
             state = await asyncio.ensure_future(self._readiness())
         except WarmrouteError as error:
             reply.fail(error)
         else:
-            reply.json(dict(state), status=200 if state["ready"] else 503)
+            told = state if whole else {key: state[key] for key in _TOLD_TO_ALL if key in state}
+            reply.json(dict(told), status=200 if state["ready"] else 503)
 
     def _preflight(self, request: Request, reply: Reply) -> None:
         asked = request.header(b"access-control-request-headers")

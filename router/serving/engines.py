@@ -10,6 +10,7 @@ from router.core import Adapter, Instance
 from router.errors import EngineError, EngineUnreachable
 from router.http.client import PoolStats
 from router.serving.apis import FORMS
+from router.serving.isolation.salts import salted_paths
 
 Header = tuple[bytes, bytes]
 
@@ -49,18 +50,22 @@ class Route(NamedTuple):
 
     lines: bytes  # the head up to what is the request's own
     fields: Mapping[str, bytes]  # of the body, in place of a client's own
+    salted: bool  # it takes a cache_salt
 
 
 class Engine:
     """One engine. A client's own credentials and rank headers never reach it: headers are ours from the first on.
 
-    `lacks`: paths that it said it does not have.
+    `lacks`: paths that it said it does not have. `continues_messages`: it knows `continue_final_message`.
+    `salted`: paths on which it takes a cache_salt.
     """
 
     def __init__(self, instance: Instance, adapter: Adapter, pool: Pool) -> None:
         self.instance = instance
         self.lacks: set[str] = set()
+        self.salted = salted_paths(instance.engine)
         self.pool = pool
+        self.continues_messages: bool = getattr(adapter, "continues_messages", False)
         self._adapter = adapter
         self._routes: dict[tuple[str, int | None], Route] = {}
 
@@ -71,9 +76,15 @@ class Engine:
             added = self._adapter.upstream(self.instance, rank)
             content = () if path in FORMS else _JSON
             headers = (*content, *_ALWAYS, *self._authorization(), *added.headers)
-            route = Route(self.pool.post_lines(path.encode("ascii"), headers), added.fields)
+            route = Route(self.pool.post_lines(path.encode("ascii"), headers), added.fields, path in self.salted)
             self._routes[path, rank] = route
         return route
+
+    def salt(self, paths: frozenset[str]) -> None:
+        """What is known now of where it takes a cache_salt."""
+        if paths != self.salted:
+            self.salted = paths
+            self._routes.clear()
 
     def renew(self, pool: Pool) -> None:
         """Further requests go over `pool`; those that run end over the one they began with."""
@@ -112,6 +123,9 @@ class Engines:
             self._retired.add(engine.pool)
             engine.renew(self._make_pool(engine.instance))
 
+    def find(self, instance_id: str) -> Engine | None:
+        return self._engines.get(instance_id)
+
     def instance(self, instance_id: str) -> Instance | None:
         engine = self._engines.get(instance_id)
         return engine.instance if engine is not None else None
@@ -122,6 +136,10 @@ class Engines:
         if engine is None:
             raise EngineUnreachable("The engine has left the fleet.")
         return engine
+
+    def without_continuing(self) -> tuple[str, ...]:
+        """Those that cannot go on with an unfinished message."""
+        return tuple(name for name, engine in self._engines.items() if not engine.continues_messages)
 
     def connections(self) -> dict[str, PoolStats]:
         """What has become of the connections to each engine."""

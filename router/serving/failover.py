@@ -1,4 +1,4 @@
-"""Before the first byte of an answer: whether an attempt that failed is made again, where, and when.
+"""Whether an attempt that failed is made again, where, and when: before the first byte of its answer, as a rule.
 
     fault     what happened                                                            did the engine work on it?
     refused   no connection                                                            no
@@ -8,6 +8,7 @@
     reset     the connection broke before an answer, and the engine is there           perhaps
     failed    another 5xx                                                              perhaps
     silent    no first token in time                                                   perhaps
+    broken    the stream ended amid its answer, or stalled (`resume.py`)               no longer
 
 By default only what cannot make two engines compute one answer is tried again. An engine that failed is passed over; if
 there is no other, one that was busy may be asked once more, not before it said it may be (`wait_s`; by default the
@@ -22,10 +23,11 @@ from enum import StrEnum
 
 import msgspec
 
-from router.errors import EngineTimeout, EngineTlsError, EngineUnreachable, WarmrouteError
+from router.errors import EngineError, EngineTimeout, EngineTlsError, EngineUnreachable, WarmrouteError
 from router.serving.openai_errors import EngineFailure, EngineRefusal
 
 FIRST_TOKEN_TIMEOUT = "ttft_timeout"
+TOTAL_TIMEOUT = "total_timeout"
 BACKOFF_S = 0.5  # before the second attempt at the same engine, doubled for each further one, ± a half
 JITTER_S = 0.05  # before an attempt elsewhere, so that a crowd does not move as one
 
@@ -38,6 +40,7 @@ class Fault(StrEnum):
     RESET = "reset"
     FAILED = "failed"
     SILENT = "silent"
+    BROKEN = "broken"
 
 
 SAFE = (Fault.REFUSED, Fault.BUSY, Fault.UNABLE, Fault.DIED)
@@ -52,6 +55,7 @@ class FailoverRule(msgspec.Struct, frozen=True):
 
     wait_s: so long a request waits for the engine that failed it, where there is no other.
     move_on_s: an engine without a first token by then is given up if there is another; None: it is waited for.
+    resume: a stream that breaks off is gone on with by another engine, where that is sound (`resume.py`).
     """
 
     attempts: int = 2
@@ -59,6 +63,10 @@ class FailoverRule(msgspec.Struct, frozen=True):
     within_s: float = 30.0
     wait_s: float = 0.0
     move_on_s: float | None = None
+    resume: bool = False
+
+    def allows(self, fault: Fault) -> bool:
+        return self.resume if fault is Fault.BROKEN else fault in self.retry_on
 
 
 def fault_of(error: WarmrouteError) -> Fault | None:
@@ -78,6 +86,11 @@ def fault_of(error: WarmrouteError) -> Fault | None:
     if isinstance(error, EngineTimeout) and error.code == FIRST_TOKEN_TIMEOUT:
         return Fault.SILENT
     return None
+
+
+def fault_amid(error: WarmrouteError) -> Fault | None:
+    """The same of one that has begun its answer. A request whose time is over is not gone on with."""
+    return Fault.BROKEN if isinstance(error, EngineError) and error.code != TOTAL_TIMEOUT else None
 
 
 class RetryBudget:
@@ -115,9 +128,11 @@ class Tries:
         """Instances that are passed over."""
 
     def again(self, fault: Fault, instance: str, *, age_s: float) -> bool:
-        """Whether a request that came `age_s` ago is tried once more after `instance` failed it; if so, it counts."""
+        """Whether a request that came, or broke off, `age_s` ago is tried once more after `instance` failed it; if so,
+        it counts.
+        """
         rule = self._rule
-        if fault not in rule.retry_on or self._made >= rule.attempts or age_s > rule.within_s:
+        if not rule.allows(fault) or self._made >= rule.attempts or age_s > rule.within_s:
             return False
         if fault not in _FREE and not self._budget.spend():
             return False

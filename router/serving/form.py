@@ -31,25 +31,29 @@ _TRUE = frozenset(("true", "1", "on", "t", "y", "yes"))
 class Form:
     """content_type  as the client said it: the boundary is in it
     fields        the small text fields, `stream` as a boolean; of a name that is there twice, the last
+    names         of all fields, files among them
     """
 
-    __slots__ = ("_model", "content_type", "fields")
+    __slots__ = ("_model", "content_type", "fields", "names")
 
     def __init__(self, content_type: bytes) -> None:
         self.content_type = content_type
         self.fields: dict[str, Any] = {}
+        self.names: set[str] = set()
         self._model: tuple[int, int] | None = None  # where its name stands in the body
 
     def note(self, head: bytes, body: bytes, start: int, end: int) -> None:
         """A part. Its content is at `body[start:end]`."""
         disposition = _DISPOSITION.search(head)
-        if disposition is None or end - start > _VALUE_BYTES:
+        if disposition is None:
             return
         parameters = {name.lower(): quoted or bare for name, quoted, bare in _PARAMETER.findall(disposition[1])}
-        if b"filename" in parameters or b"filename*" in parameters:
+        name = parameters.get(b"name", b"").decode("utf-8", "replace")
+        self.names.add(name)
+        if b"filename" in parameters or b"filename*" in parameters or end - start > _VALUE_BYTES:
             return
         try:
-            name, value = parameters.get(b"name", b"").decode(), body[start:end].decode()
+            value = body[start:end].decode()
         except UnicodeDecodeError:
             return
         self.fields[name] = value.strip().lower() in _TRUE if name == "stream" else value

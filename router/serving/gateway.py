@@ -6,31 +6,27 @@ import asyncio
 import logging
 import random
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import msgspec
 
-from router.core import Ask, Booking, DeliveredSource, Finish, Outcome, Placement, Prompt
-from router.errors import (
-    ClientError,
-    EngineTimeout,
-    NoEngine,
-    Quarantined,
-    RoomFull,
-    ShuttingDown,
-    WaitedTooLong,
-    WarmrouteError,
-)
+from router.core import OPEN, Ask, Booking, Caller, DeliveredSource, Finish, Outcome, Placement, Prompt
+from router.errors import ClientError, EngineTimeout, WarmrouteError, place_of
 from router.http.messages import Request, header_lines
 from router.serving.attempt import Answer, Attempt
 from router.serving.call import TRACE_HEADERS, Call, read_call
-from router.serving.failover import Fault, RetryBudget, Tries, fault_of
+from router.serving.failover import TOTAL_TIMEOUT, Fault, RetryBudget, Tries
+from router.serving.isolation.fields import FieldRules
 from router.serving.keep_alive import KeepAlive
-from router.serving.models import Models, Named
-from router.serving.openai_errors import CONTEXT_LENGTH_EXCEEDED, class_of
+from router.serving.ledger.ledger import Ledger
+from router.serving.limits.holds import Hold
+from router.serving.limits.limiter import Limiter
+from router.serving.models import Models
+from router.serving.openai_errors import class_of
 from router.serving.proxy import Proxy
 from router.serving.quarantine import Quarantine
+from router.serving.recovery import Recovery, deadly
 from router.serving.reply import Reply
 from router.serving.split import choose
 from router.serving.tools_order import ToolsOrder
@@ -38,9 +34,10 @@ from router.serving.tools_order import ToolsOrder
 _log = logging.getLogger(__name__)
 _UNKNOWN_MODEL = "unknown"  # what a client made up never becomes a label
 _OVER = "the time of the request is over"
-_NOWHERE = (NoEngine, RoomFull, WaitedTooLong)
 
 Listener = Callable[[Outcome], None]
+Pseudonym = Callable[[str, str], str]
+"""By what name a tenant's end user is kept."""
 Access = Callable[[Request], Listener]
 """Who notes a request: asked when it comes, so that it can look at the client, and told when it has ended."""
 
@@ -49,13 +46,16 @@ class Passage(msgspec.Struct, eq=False):
     """What has become of one request so far; at its end, its Outcome. began: monotonic. started_at: wall clock."""
 
     access: Listener | None
+    caller: Caller
     began: float
     started_at: float
     asked_model: str = ""
     call: Call | None = None
     prompt: Prompt | None = None
     booking: Booking | None = None
+    answered: Booking | None = None  # the place of a stream that broke off, and nobody goes on with
     attempt: Attempt | None = None
+    hold: Hold | None = None
     keep_alive: KeepAlive | None = None
     attempts: int = 0
     queue_s: float = 0.0
@@ -70,7 +70,7 @@ class Passage(msgspec.Struct, eq=False):
     def outcome(
         self, reply: Reply, *, status: int, finish: Finish, error: str = "", retry_after_s: float | None = None
     ) -> Outcome:
-        call, prompt, booking, attempt = self.call, self.prompt, self.booking, self.attempt
+        call, prompt, booking, attempt = self.call, self.prompt, self.booking or self.answered, self.attempt
         usage = attempt.usage if attempt is not None else None
         cached = usage.cached_tokens if usage is not None else None
         counted = usage.input_tokens if usage is not None else 0
@@ -78,7 +78,7 @@ class Passage(msgspec.Struct, eq=False):
         return Outcome(  # by position: two dozen keywords cost a struct five times as much
             reply.request_id,
             call.named.model.name if call is not None else _UNKNOWN_MODEL,
-            "",  # tenant
+            self.caller.tenant,
             booking.instance if booking is not None else None,
             booking.rank if booking is not None else None,
             status,
@@ -102,6 +102,14 @@ class Passage(msgspec.Struct, eq=False):
             attempt.events if attempt is not None else 0,
             retry_after_s,
             self.asked_model,
+            call.transcript.resumed if call is not None and call.transcript is not None else 0,
+            self.caller,
+            call.tags if call is not None else (),
+            call.end_user if call is not None else "",
+            reply.serial,
+            call.path if call is not None else "",
+            attempt.events_after_usage if attempt is not None else 0,
+            call.api.is_billed if call is not None else False,
         )
 
 
@@ -128,59 +136,71 @@ class Gateway:
         access: Access | None = None,
         forward_headers: Sequence[str] = (),
         tools_order: ToolsOrder | None = None,
+        ledger: Ledger | None = None,
+        field_rules: FieldRules | None = None,
         retry_share: float = 0.1,
         on_fault: Callable[[str, str], None] = lambda model, fault: None,
+        limiter: Limiter | None = None,
         dice: random.Random | None = None,
+        pseudonym: Pseudonym = lambda tenant, end_user: "",
     ) -> None:
-        """`retry_share`: of the requests, so many attempts may be made again. `on_fault`: told of a model whose engine
-        failed before its first byte, and how (`failover.py`)."""
+        """`ledger`: keeps what every request cost. `retry_share`: of the requests, so many attempts may be made again.
+        `on_fault`: told of a model whose engine failed before its first byte, and how (`failover.py`). `limiter`: None:
+        there are no limits."""
         self._models = models
         self._tools_order = tools_order
+        self._field_rules = field_rules or FieldRules()
         self._place: Callable[[Ask], Booking | Awaitable[Booking]] = getattr(placement, "place_now", placement.place)
         self._progress = placement.progress
         self._release = placement.release
         self._proxy = proxy
-        self._listeners = tuple(listeners)
+        self._ledger = ledger
+        self._listeners = tuple(listeners) if ledger is None else (ledger.ended, *listeners)
         self._body_limit = body_limit
         self._receipts = receipts
         self._access = access
         self._forwarded = TRACE_HEADERS.union(name.encode() for name in forward_headers)
         self.budget = RetryBudget(retry_share)
-        self._on_fault = on_fault
+        self._limiter = limiter
         self._quarantine = Quarantine()
-        self._dice = dice or random.Random()
+        self._pseudonym = pseudonym
+        self._recovery = Recovery(
+            self, models, proxy, self._quarantine, self.budget, on_fault=on_fault, dice=dice or random.Random()
+        )
 
-    async def complete(self, request: Request, reply: Reply, path: str) -> None:
+    async def complete(self, request: Request, reply: Reply, path: str, caller: Caller = OPEN) -> None:
         """Answer a request, as a `Run`. Cancelling that is how a client's leaving is made known.
 
         `path`: as engines know it.
         """
         access = None if self._access is None else self._access(request)
-        passage = Passage(access, time.monotonic(), time.time())
+        passage = Passage(access, caller, time.monotonic(), time.time())
         try:
-            call = read_call(request, path, models=self._models, body_limit=self._body_limit, forwarded=self._forwarded)
+            if self._limiter is not None and (decided := self._admit(self._limiter, passage)) is not None:
+                await decided
+            call = read_call(
+                request,
+                path,
+                models=self._models,
+                body_limit=self._body_limit,
+                forwarded=self._forwarded,
+                caller=caller,
+            )
             if not isinstance(call, Call):
                 call = await asyncio.ensure_future(call)
-            if call.named.model.split:
-                passage.asked_model, call = call.named.model.name, self._of_arm(call)
-            passage.call = call
-            every_s = call.named.model.keep_alive_comments_s
-            if every_s is not None and call.stream:
-                loop = asyncio.get_running_loop()
-                passage.keep_alive = KeepAlive(reply, every_s, is_amid=passage.is_amid, loop=loop)
-            self.budget.requests += 1
-            if self._quarantine.ended and self._quarantine.holds(call.body):
-                raise _deadly()
-            if self._tools_order is not None and "tools" in call.fields:
-                self._tools_order.observe(call.named.model.name, call.fields["tools"])
-            prompt = self._read_prompt(call)
+            call = self._receive(call, passage)
+            self._look_at(passage, call, reply)
+            prompt = self._prompt_of(call)
             if not isinstance(prompt, Prompt):
                 prompt = await asyncio.ensure_future(_or_unread(prompt, call))
             passage.prompt = prompt
+            if passage.hold is not None and (decided := self._reserve(passage.hold, call, prompt)) is not None:
+                await decided
+            self._show_limits(passage, reply)
             try:
-                answer = await self._attempt(passage, call, prompt, reply)
+                answer = await self.attempt(passage, call, prompt, reply)
             except WarmrouteError as error:
-                answer = await self._recover(passage, call, prompt, reply, error)
+                answer = await self._recovery.recover(passage, call, prompt, reply, error)
         except WarmrouteError as error:
             self._fail(passage, reply, error)
         except asyncio.CancelledError:
@@ -195,28 +215,79 @@ class Gateway:
             self._end(passage, passage.outcome(reply, status=200, finish="complete"))
             answer.deliver(reply)
 
-    def refuse(self, request: Request, reply: Reply, error: WarmrouteError) -> None:
+    def refuse(self, request: Request, reply: Reply, error: WarmrouteError, caller: Caller = OPEN) -> None:
         """Answer a request that did not come whole. It has an Outcome, as every other."""
         access = None if self._access is None else self._access(request)
-        self._fail(Passage(access, time.monotonic(), time.time()), reply, error)
+        self._fail(Passage(access, caller, time.monotonic(), time.time()), reply, error)
 
-    def _of_arm(self, call: Call) -> Call:
+    def _receive(self, call: Call, passage: Passage) -> Call:
         """The call as one for the model that a split chooses. Raises NoEngine while that has not joined."""
+        if call.end_user:
+            call.end_user = self._pseudonym(call.caller.tenant, call.end_user)
         model = call.named.model
-        return call.asked_of(self._models.resolve(choose(model.split, model.name, call.session, call.fields)))
+        if model.split:
+            passage.asked_model = model.name
+            call = call.asked_of(self._models.resolve(choose(model.split, model.name, call.session, call.fields)))
+        passage.call = call
+        return call
 
-    def _read_prompt(self, call: Call) -> Prompt | Awaitable[Prompt]:
+    def _look_at(self, passage: Passage, call: Call, reply: Reply) -> None:
+        """What is seen without its prompt. Raises what a request is refused for, whatever its engines."""
+        every_s = call.named.model.keep_alive_comments_s
+        if every_s is not None and call.stream:
+            loop = asyncio.get_running_loop()
+            passage.keep_alive = KeepAlive(reply, every_s, is_amid=passage.is_amid, loop=loop)
+        self.budget.requests += 1
+        if self._ledger is not None:
+            self._ledger.admit(call)
+        caller = call.caller
+        if caller.domain:
+            self._field_rules.check(call.fields, call.form, caller)
+        if self._quarantine.ended and self._quarantine.holds(call.body, caller.domain):
+            raise deadly()
+        if self._tools_order is not None and "tools" in call.fields:
+            self._tools_order.observe(call.named.model.name, call.fields["tools"])
+
+    # -- limits
+
+    def _admit(self, limiter: Limiter, passage: Passage) -> Awaitable[None] | None:
+        hold = passage.hold = limiter.hold(passage.caller)
+        return None if hold is None else limiter.admit(hold)
+
+    def _reserve(self, hold: Hold, call: Call, prompt: Prompt) -> Awaitable[None] | None:
+        assert self._limiter is not None, "it has made the hold"
+        model = call.named.model
+        return self._limiter.reserve(
+            hold,
+            model.name,
+            prompt.tokens,
+            output_limit=call.api.output_limit(call.fields),
+            choices=call.choices,
+            model_tokens=model.max_model_tokens,
+        )
+
+    def _show_limits(self, passage: Passage, reply: Reply) -> None:
+        if passage.hold is not None and self._limiter is not None:
+            reply.lines += self._limiter.lines(passage.hold, reply.api.limit_lines)
+
+    async def read_prompt(self, call: Call) -> Prompt:
+        prompt = self._prompt_of(call)
+        return prompt if isinstance(prompt, Prompt) else await asyncio.ensure_future(_or_unread(prompt, call))
+
+    def _prompt_of(self, call: Call) -> Prompt | Awaitable[Prompt]:
         if not call.api.reads_prompt:
             return call.api.unread_prompt(call.fields, len(call.body))
         prompts, lora = call.named.model.prompts, call.named.lora
         prepare = getattr(prompts, "prepare_now", prompts.prepare)
         try:
-            prompt: Prompt | Awaitable[Prompt] = prepare(call.path, call.fields, salt=call.salt, lora=lora)
+            prompt: Prompt | Awaitable[Prompt] = prepare(
+                call.path, call.fields, domain=call.caller.domain, salt=call.salt, lora=lora
+            )
         except Exception as unexpected:
             return _unread(call, unexpected)
         return prompt
 
-    async def _attempt(
+    async def attempt(
         self, passage: Passage, call: Call, prompt: Prompt, reply: Reply, tries: Tries | None = None
     ) -> Answer:
         """Place and send. `tries`: those made before this one."""
@@ -231,6 +302,17 @@ class Gateway:
             passage.queue_s += time.monotonic() - asked
         passage.booking = booking
         passage.attempts += 1
+        if self._ledger is not None:
+            self._ledger.dispatched(
+                call,
+                prompt,
+                booking,
+                reply,
+                started_at=passage.started_at,
+                asked_model=passage.asked_model,
+                attempts=passage.attempts,
+                queue_s=passage.queue_s,
+            )
         reply.receipt = self._receipt(booking, passage.attempts)
         attempt = passage.attempt = self._proxy.begin(
             call,
@@ -246,92 +328,18 @@ class Gateway:
             attempt.cancel()
             raise
 
-    # -- what failed before the first byte
+    def may_bill(self, caller: Caller, model: str) -> bool:
+        return self._ledger is None or self._ledger.may_bill(caller, model)
 
-    async def _recover(
-        self, passage: Passage, call: Call, prompt: Prompt, reply: Reply, error: WarmrouteError
-    ) -> Answer:
-        """By another engine of the model, or by another model: as far as that can do no harm."""
-        asked_models = {call.named.model.name}
-        while True:
-            try:
-                return await self._attempt_again(passage, call, prompt, reply, error)
-            except WarmrouteError as final:
-                error = final
-            named = None if reply.started else self._other_model(call, error, asked_models)
-            if named is None:
-                raise error
-            asked_models.add(named.model.name)
-            self._give_back(passage, self._failure(passage, reply, error))
-            call = passage.call = call.asked_of(named)
-            found = self._read_prompt(call)
-            prompt = found if isinstance(found, Prompt) else await asyncio.ensure_future(_or_unread(found, call))
-            passage.prompt = prompt
-            try:
-                return await self._attempt(passage, call, prompt, reply)
-            except WarmrouteError as failed:
-                error = failed
-
-    async def _attempt_again(
-        self, passage: Passage, call: Call, prompt: Prompt, reply: Reply, error: WarmrouteError
-    ) -> Answer:
-        """Elsewhere; where there is no other engine, later. Raises the error of the last attempt."""
-        tries = Tries(call.named.model.failover, self.budget, dice=self._dice)
-        while True:
-            booking = passage.booking
-            fault = await self._fault(call, booking, error) if booking is not None and not reply.started else None
-            if fault is None or booking is None:
-                raise error
-            if fault is Fault.DIED and self._quarantine.note(call.body, booking.instance):
-                raise _deadly()
-            if not tries.again(fault, booking.instance, age_s=passage.age_s):
-                raise error
-            self._give_back(passage, self._failure(passage, reply, error))
-            await _sleep(tries.pause_s(fault))
-            try:
-                return await self._attempt(passage, call, prompt, reply, tries)
-            except _NOWHERE:
-                wait_s = tries.wait_s(fault, error.retry_after_s, age_s=passage.age_s)
-                if wait_s is None:
-                    raise error from None
-            except WarmrouteError as failed:
-                error = failed
-                continue
-            await _sleep(wait_s)
-            tries.failed = ()
-            try:
-                return await self._attempt(passage, call, prompt, reply, tries)
-            except _NOWHERE:
-                raise error from None
-            except WarmrouteError as failed:
-                error = failed
-
-    async def _fault(self, call: Call, booking: Booking, error: WarmrouteError) -> Fault | None:
-        fault = fault_of(error)
-        if fault is Fault.RESET and not await asyncio.ensure_future(self._proxy.is_there(booking.instance)):
-            fault = Fault.DIED
-        if fault is not None:
-            self._on_fault(call.named.model.name, fault)
-        return fault
-
-    def _other_model(self, call: Call, error: WarmrouteError, asked: set[str]) -> Named | None:
-        """Which one is configured for such a case, and is there."""
-        model = call.named.model
-        names: Sequence[str] = ()
-        if error.code == CONTEXT_LENGTH_EXCEEDED:
-            names = model.larger
-        elif not isinstance(error, (ClientError, ShuttingDown)):
-            names = model.fallbacks
-        for name in names:
-            named = self._models.find(name)
-            if named is not None and named.model.name not in asked:
-                return named
-        return None
+    def give_back(self, passage: Passage, reply: Reply, error: WarmrouteError) -> None:
+        """The place of an attempt that failed."""
+        self._release_place(passage, self._failure(passage, reply, error))
 
     # -- the end
 
     def _fail(self, passage: Passage, reply: Reply, error: WarmrouteError) -> None:
         attempt = passage.attempt
+        self._show_limits(passage, reply)
         self._end(passage, self._failure(passage, reply, error, final=True))
         if not reply.started:
             reply.fail(error)
@@ -343,17 +351,23 @@ class Gateway:
     def _end(self, passage: Passage, outcome: Outcome) -> None:
         if passage.keep_alive is not None:
             passage.keep_alive.stop()
-        if passage.prompt is not None and passage.call is not None and outcome.usage is not None:
-            passage.call.named.model.prompts.observe(passage.prompt, outcome.usage.input_tokens)
-        self._give_back(passage, outcome)
-        listeners = self._listeners if passage.access is None else (*self._listeners, passage.access)
+        listeners: tuple[Listener, ...] = (partial(self._free, passage), *self._listeners)
+        if passage.access is not None:
+            listeners = (*listeners, passage.access)
+        if passage.hold is not None and self._limiter is not None:
+            listeners = (*listeners, partial(self._limiter.settle, passage.hold))
         for listener in listeners:
             try:
                 listener(outcome)
             except Exception as unexpected:  # whoever watches must not break what it watches
                 _log_unexpected("recording an outcome", unexpected)
 
-    def _give_back(self, passage: Passage, outcome: Outcome) -> None:
+    def _free(self, passage: Passage, outcome: Outcome) -> None:
+        self._release_place(passage, outcome)
+        if passage.prompt is not None and passage.call is not None and outcome.usage is not None:
+            passage.call.named.model.prompts.observe(passage.prompt, outcome.usage.input_tokens)
+
+    def _release_place(self, passage: Passage, outcome: Outcome) -> None:
         booking, passage.booking, passage.attempt = passage.booking, None, None
         if booking is not None:
             self._release(booking.id, outcome)
@@ -400,18 +414,9 @@ async def _in_time(booking: asyncio.Future[Booking], call: Call, passage: Passag
     except asyncio.CancelledError as cancelled:
         if cancelled.args != (_OVER,):  # but the client has left
             raise
-        raise EngineTimeout("No engine was free in the time the request may take.", code="total_timeout") from None
+        raise EngineTimeout("No engine was free in the time the request may take.", code=TOTAL_TIMEOUT) from None
     finally:
         timer.cancel()
-
-
-async def _sleep(seconds: float) -> None:
-    if seconds > 0:
-        await asyncio.ensure_future(asyncio.sleep(seconds))
-
-
-def _deadly() -> Quarantined:
-    return Quarantined("Engines that took this request died. It is not given to another.")
 
 
 async def _or_unread(prompt: Awaitable[Prompt], call: Call) -> Prompt:
@@ -428,7 +433,4 @@ def _unread(call: Call, unexpected: Exception) -> Prompt:
 
 
 def _log_unexpected(doing: str, unexpected: Exception) -> None:
-    """The kind and the place of a mistake of ours; never its text, which may quote a prompt."""
-    frames = traceback.extract_tb(unexpected.__traceback__)[-4:]
-    place = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(frames))
-    _log.error("%s failed: %s at %s", doing, type(unexpected).__name__, place)
+    _log.error("%s failed: %s", doing, place_of(unexpected))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from router.core import Prompt
-from router.errors import BadRequest, NoEngine, UnknownModel
+from router.errors import BadRequest, Forbidden, NoEngine, UnknownModel
 from router.serving.deadlines import TimeLimits
 from router.serving.failover import FailoverRule
 from router.serving.split import Arm
@@ -23,6 +23,14 @@ class Prompts(Protocol):
     async def prepare(
         self, path: str, body: Mapping[str, Any], *, domain: str = "", salt: str | None = None, lora: str | None = None
     ) -> Prompt: ...
+
+    def is_continued(self, body: Mapping[str, Any], continued: Mapping[str, Any], text: str) -> bool:
+        """Whether engines read the chat `continued` as they do `body`, with `text` after it. For a thread."""
+        ...
+
+    def count_tokens(self, text: str) -> int | None:
+        """For a thread. None where it is not known."""
+        ...
 
     def observe(self, prompt: Prompt, engine_tokens: int) -> None:
         """What the engine counted for a prompt."""
@@ -90,8 +98,26 @@ class Models:
             return named
         return self._without(name)
 
+    def resolve_for(self, allowed: frozenset[str], name: object) -> Named:
+        """The same for a key that may use only these; of any other name it does not tell whether somebody has it.
+
+        Raises Forbidden, too.
+        """
+        named = self._names.get(name) if isinstance(name, str) else self._without(name)
+        if not permits(allowed, name, named):
+            raise Forbidden("This key may not use the model.", param="model", code="model_not_allowed")
+        return named or self._without(name)
+
     def find(self, name: str) -> Named | None:
         return self._names.get(name)
+
+    def served(self) -> list[ServedModel]:
+        """Each once."""
+        return [named.model for name, named in self._names.items() if name == named.model.name]
+
+    def missing(self) -> list[str]:
+        """Names that are configured, and that no engine has brought along yet."""
+        return sorted(self._expected - self._names.keys())
 
     def _without(self, name: object) -> Named:
         """What a request stands for whose name of a model, if it has one, is not known."""
@@ -103,15 +129,32 @@ class Models:
             raise BadRequest("You must name a model.", param="model", code="missing_model")
         if not isinstance(name, str):
             raise BadRequest("The model must be a string.", param="model", code="invalid_type")
-        raise UnknownModel(f"The model {name[:_SHOWN_CHARS]!r} does not exist.", param="model")
+        raise _unknown(name)
 
-    def listing(self) -> dict[str, Any]:
-        """`GET /v1/models`."""
-        return {"object": "list", "data": [_card(name, named) for name, named in self._names.items()]}
+    def listing(self, allowed: frozenset[str] | None = None) -> dict[str, Any]:
+        """`GET /v1/models`. `allowed`: what the key may use, None for all."""
+        cards = [_card(name, named) for name, named in self._names.items() if permits(allowed, name, named)]
+        return {"object": "list", "data": cards}
 
-    def card(self, name: str) -> dict[str, Any]:
+    def card(self, name: str, allowed: frozenset[str] | None = None) -> dict[str, Any]:
         """`GET /v1/models/{id}`. Raises UnknownModel."""
+        if not permits(allowed, name, self._names.get(name)):
+            raise _unknown(name)
         return _card(name, self.resolve(name))
+
+
+def permits(allowed: frozenset[str] | None, name: object, named: Named | None) -> bool:
+    """Whether a list of models covers a name.
+
+    An alias is covered by its model. An adapter is a model of its own, and so is a split, whatever it is split into.
+    """
+    if allowed is None or name in allowed:
+        return True
+    return named is not None and named.lora is None and named.model.name in allowed
+
+
+def _unknown(name: str) -> UnknownModel:
+    return UnknownModel(f"The model {name[:_SHOWN_CHARS]!r} does not exist.", param="model")
 
 
 def _card(name: str, named: Named) -> dict[str, Any]:

@@ -46,7 +46,8 @@ class Proxy:
         otherwise = call.api.otherwise
         if otherwise is not None:
             send = partial(self._send, attempt, call, booking, reply, engine, first_byte_s, age_s)
-            attempt.translate(otherwise, send, booking.tokens, lacks=engine.lacks)
+            unsalted = call.caller.salt is not None and call.path not in engine.salted
+            attempt.translate(otherwise, send, booking.tokens, lacks=engine.lacks, at_once=unsalted)
         self._send(attempt, call, booking, reply, engine, first_byte_s, age_s, attempt.translation)
         return attempt
 
@@ -68,10 +69,13 @@ class Proxy:
         lines = b"%b\r\nx-request-id: %b" % (route.lines, reply.upstream_id)
         if call.forwarded:
             lines += header_lines(call.forwarded)
+        owned = route.fields
+        if call.caller.salt is not None and (route.salted or "cache_salt" in call.fields):
+            owned = {**owned, "cache_salt": b'"%b"' % str(call.salt).encode()}
         if translation is None:
-            body = call.upstream_body(booking.served, route.fields)
+            body = call.upstream_body(booking.served, owned)
         else:
-            body = translation.body(call.fields, booking.served, route.fields)
+            body = translation.body(call.fields, booking.served, owned)
         attempt.watch = self._deadlines.begin(attempt, call.limits, first_byte_s=first_byte_s, age_s=age_s)
         attempt.exchange = engine.pool.post(lines, body, attempt)
 
@@ -81,6 +85,10 @@ class Proxy:
             return await self._engines.get(instance).pool.answers(within_s=ALIVE_S)
         except EngineUnreachable:
             return False
+
+    def unable_to(self, call: Call) -> tuple[str, ...]:
+        """Instances that cannot go on with what `call` begins."""
+        return self._engines.without_continuing() if call.fields.get("continue_final_message") else ()
 
     def close(self) -> None:
         self._deadlines.close()

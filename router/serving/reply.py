@@ -31,6 +31,7 @@ class Responder(Protocol):
 
     started: bool
     gone: bool
+    paused: bool
     stalled: bool
     on_gone: Callable[[], None] | None
     on_pause: Callable[[], None] | None
@@ -50,6 +51,7 @@ class Reply(msgspec.Struct, eq=False):
     lines        what goes with every answer
     receipt      what goes with one that was placed
     request_id   what the client may know this request by
+    serial       the same, or a name of ours where the client chose that one
     upstream_id  what engines know it by: ours from its first byte, so that no client can take another's
     status       what the client was told, 0 for nothing yet
     api          whose shape errors have
@@ -60,6 +62,7 @@ class Reply(msgspec.Struct, eq=False):
     lines: bytes
     request_id: str
     upstream_id: bytes
+    serial: str
     receipt: bytes = b""
     status: int = 0
     waiting: bool = False
@@ -107,8 +110,12 @@ class Reply(msgspec.Struct, eq=False):
         if self.waiting:
             self.break_off(error)
             return
+        if error.status == 401:
+            self.lines += b"\r\nwww-authenticate: Bearer"
         if error.retry_after_s is not None:
             self.lines += b"\r\nretry-after: %d" % ceil(error.retry_after_s)
+        if error.final:
+            self.lines += b"\r\nx-should-retry: false"
         self.whole(self.api.status(error), JSON, self.api.render(error, self.request_id))
 
     def break_off(self, error: WarmrouteError | None, *, inside: bool = False, events: int = 0) -> None:

@@ -56,7 +56,9 @@ class EventRelay:
     inside       the client has part of an event: only after one larger than the bound
     """
 
-    __slots__ = ("_held", "_seam", "begun", "done", "error", "events", "first_token", "inside", "tail", "usage")
+    __slots__ = (
+        "_held", "_seam", "_usage_at", "begun", "done", "error", "events", "first_token", "inside", "tail", "usage",
+    )  # fmt: skip
 
     held_bytes = HELD_BYTES
 
@@ -66,6 +68,7 @@ class EventRelay:
         self.begun = False
         self.first_token = False
         self.usage: Usage | None = None
+        self._usage_at = 0  # how many events there were with it
         self.done = False
         self.tail = b""
         self.error: dict[str, Any] | None = None
@@ -81,6 +84,16 @@ class EventRelay:
     def complete(self) -> bool:
         """The answer is whole: the engine said so."""
         return self.error is None and self.done
+
+    @property
+    def events_after_usage(self) -> int:
+        """Output that the usage does not count yet, by estimate: the answer broke off before its end."""
+        return max(0, self.events - self._usage_at)
+
+    def take_usage(self, usage: Usage | None) -> None:
+        """What the event that is being looked at says; None: nothing."""
+        if usage is not None:
+            self.usage, self._usage_at = usage, self.events + 1
 
     def feed(self, data: bytes) -> bytes:
         """What can be written to the client now."""
@@ -227,7 +240,7 @@ class SseRelay(EventRelay):
             self._finished.update(_finished(choices))
         if "usage" not in chunk:
             return event
-        self.usage = read_usage(chunk["usage"]) or self.usage
+        self.take_usage(read_usage(chunk["usage"]))
         if not self._hide_usage:
             return event
         return _without_usage(event, payload) if choices or chunk["usage"] is None else b""
@@ -252,6 +265,13 @@ def _split(data: bytes) -> list[bytes]:
 def _last_boundary(data: bytearray, start: int) -> int:
     """Where the last whole event ends, 0 if none does. No event ends before `start`."""
     return max(at + len(end) if (at := data.rfind(end, start)) >= 0 else 0 for end in _LINE_PAIRS)
+
+
+def payloads(events: bytes) -> Iterator[bytes]:
+    """The data of each whole event that has some."""
+    for event in _split(events):
+        if payload := _payload(event):
+            yield payload
 
 
 def _payload(event: bytes) -> bytes:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -371,11 +371,77 @@ async def test_events_of_ranks_that_begin_at_two_are_numbered_as_their_sources()
         publisher.published.append(batch(stored(1), rank=3))
         there = {"endpoint": publisher.source.endpoint, "replay_endpoint": publisher.source.replay}
         adapter = adapter_of(FakeEngine(vllm() | sources(r3=there, r2={})))
-        facts = await adapter.inspect(ENGINE)
+        engine = Instance("a", "http://127.0.0.1:8000", "vllm", "public")
+        facts = await adapter.inspect(engine)
         assert [source.rank for source in facts.sources] == [0, 1]
-        stream = adapter.events(ENGINE, facts.sources[1], None)
+        stream = adapter.events(engine, facts.sources[1], None)
         item: EventBatch | Lost = await anext(stream)
         assert isinstance(item, EventBatch)
         assert item.rank == 1
         await stream.aclose()
         await adapter.aclose()
+
+
+class TestIsolation:
+    TOKENS: ClassVar = [301, 302, 303]
+
+    async def probed(self, usage: dict[str, Any] | None, rank: int | None = None) -> tuple[int | None, httpx.Request]:
+        engine = FakeEngine(vllm() | {"/v1/completions": httpx.Response(200, json={"usage": usage})})
+        adapter = adapter_of(engine)
+        found = await adapter.probe(ENGINE, self.TOKENS, "salt", rank)
+        await adapter.aclose()
+        return found, engine.requests[-1]
+
+    async def test_a_probe_is_one_token_under_a_salt(self) -> None:
+        cached, request = await self.probed({"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}, rank=1)
+        assert cached == 2
+        assert json.loads(request.content) == {
+            "model": "tiny-qwen3",
+            "prompt": self.TOKENS,
+            "max_tokens": 1,
+            "temperature": 0,
+            "cache_salt": "salt",
+        }
+        assert request.headers["x-data-parallel-rank"] == "1"
+
+    @pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens_details": None}, {"prompt_tokens_details": {}}])
+    async def test_an_engine_may_not_say_what_was_cached(self, usage: dict[str, Any] | None) -> None:
+        assert (await self.probed(usage))[0] is None
+
+    async def test_without_completions_it_cannot_be_probed(self) -> None:
+        adapter = adapter_of(FakeEngine(vllm()))
+        with pytest.raises(EngineProtocolError):
+            await adapter.probe(ENGINE, self.TOKENS, "salt", None)
+        await adapter.aclose()
+
+    async def test_fields_are_those_of_every_form_a_request_may_have(self) -> None:
+        described = {
+            "components": {
+                "schemas": {"A": {"properties": {"model": {}, "cache_salt": {}}}, "B": {"properties": {"x": {}}}}
+            },
+            "paths": {
+                "/one": {"post": {"requestBody": {"content": {"application/json": {"schema": {"$ref": "#/c/s/A"}}}}}},
+                "/two": {
+                    "post": {
+                        "requestBody": {
+                            "content": {
+                                "application/json": {"schema": {"anyOf": [{"$ref": "#/c/s/A"}, {"$ref": "#/c/s/B"}]}}
+                            }
+                        }
+                    },
+                    "get": {},
+                },
+                "/none": {"get": {}},
+            },
+        }
+        adapter = adapter_of(FakeEngine({"/openapi.json": httpx.Response(200, json=described)}))
+        a, b = frozenset(("model", "cache_salt")), frozenset(("x",))
+        assert await adapter.request_fields(ENGINE) == {"/one": [a], "/two": [a, b]}
+        await adapter.aclose()
+
+    @pytest.mark.parametrize("answer", [b"no json", b"[]", b'{"paths": {"/x": {"post": 1}}}', b'{"paths": 3}'])
+    async def test_an_engine_may_not_describe_itself(self, answer: bytes) -> None:
+        for engine in (FakeEngine({}), FakeEngine({"/openapi.json": httpx.Response(200, content=answer)})):
+            adapter = adapter_of(engine)
+            assert await adapter.request_fields(ENGINE) == {}
+            await adapter.aclose()

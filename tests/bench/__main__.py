@@ -2,8 +2,9 @@
 
     python -m tests.bench [NAME …] [--json FILE] [--tokenizer DIR] [--sglang-router PYTHON] [--peers FOLDER]
 
-Runs the named benchmarks, or all but `crowd`, one after the other, each in a process of its own: about 7 minutes, and
-nothing else should run on the machine meanwhile. Each also runs alone (`python -m tests.bench.NAME`).
+Runs the named benchmarks, or all but `crowd`, `ledger`, `ledger_chaos` and `reports`, one after the other, each in a
+process of its own: about 7 minutes, and nothing else should run on the machine meanwhile. Each also runs alone
+(`python -m tests.bench.NAME`).
 
 --tokenizer      a folder with a model's tokenizer.json for `decision`; by default the demo's
 --sglang-router  the Python of an environment with sglang-router, which `turns` then measures beside us
@@ -27,10 +28,11 @@ from typing import Any
 from tests.bench.processes import end_cleanly_when_told
 
 BENCHMARKS = (
-    "place", "decision", "index", "events", "slices", "lab", "http_relay", "calls", "relay", "turns", "stalls",
-    "streaming_share", "agreement",
+    "calls", "place", "limits", "decision", "index", "events", "slices", "lab", "http_relay", "relay", "turns",
+    "stalls", "streaming_share", "agreement",
 )  # fmt: skip
-BY_NAME = ("crowd",)  # run only when named: they ask whether something breaks, not how fast it is
+BY_NAME = ("crowd", "ledger", "ledger_chaos", "reports")
+"""Run only when named: they take their time, or ask whether something breaks, and not how fast it is."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 PEER_NAMES = ("direct", "vllm-router rr", "sglang-router cache", "warmroute", "warmroute-always")
 PEERS_TAKE_S = 150

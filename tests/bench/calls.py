@@ -31,7 +31,7 @@ from router.core import Outcome
 from tests.bench.processes import GATEWAY_CORE, LOAD_CORE, fake_engines, written_config
 from tests.bench.table import Row, report
 
-TAKES_S = 8
+TAKES_S = 15
 CONNECTIONS = 64
 WARM, COUNTED, TIMED = 50, 20, 150  # requests of each connection
 KB = {"plain": "1", "stream": "1", "turns": "128"}

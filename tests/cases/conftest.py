@@ -1,12 +1,17 @@
 from __future__ import annotations
 
-import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tests.cases.stand import Stand
+from tests.hurry import hurry
+
+
+@pytest.fixture(autouse=True)
+def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    hurry(monkeypatch)
 
 
 @pytest.fixture
@@ -14,4 +19,3 @@ async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
     stand = Stand(tmp_path)
     yield stand
     await stand.stop()
-    gc.unfreeze()  # a gateway freezes what was built at its start, and here many are built in one process

@@ -21,6 +21,7 @@ from router.lab.chat import ChatModel
 from router.lab.options import SimEngineOptions
 from router.lab.reception import Reception
 from tests.cases.events import EventPort
+from tests.listener import Listener
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 MODEL = "m-chat"
@@ -28,6 +29,13 @@ _COMPLETIONS = (
     *("/v1/chat/completions", "/v1/completions", "/inference/v1/generate", "/v1/embeddings", "/v1/responses"),
     *("/v1/messages", "/v1/messages/count_tokens", "/v1/audio/transcriptions", "/v1/audio/speech"),
 )
+SALTED = tuple(path for path in _COMPLETIONS if not path.startswith("/v1/audio/"))
+"""Where it takes a cache_salt."""
+
+
+def _described(salted: bool) -> dict[str, Any]:
+    schema = {"properties": {"model": {}, **({"cache_salt": {}} if salted else {})}}
+    return {"post": {"requestBody": {"content": {"application/json": {"schema": schema}}}}}
 
 
 class Exchange:
@@ -37,6 +45,7 @@ class Exchange:
         first, *lines = head.decode("latin-1").split("\r\n")
         self.method, self.path, _ = first.split(" ")
         self.headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        self.head = head
         self.body = body
         self._reader = reader
         self._writer = writer
@@ -111,8 +120,9 @@ async def answer_ok(exchange: Exchange) -> None:
 class Engine:
     """`ports`: its event publishers, one a rank as a rule; none: it publishes nothing, and has one rank.
 
-    `seen` holds the completion requests that came, in order. `started_at`, `asleep` and `capacity_tokens` show in its
-    metrics and may be changed while it runs. With `tls` it speaks https.
+    `seen` holds the completion requests that came, in order, `heard` all requests, as bytes. `started_at`, `asleep` and
+    `capacity_tokens` show in its metrics and may be changed while it runs. With `tls` it speaks https. `salted`: where
+    it takes a cache_salt.
     """
 
     def __init__(
@@ -125,41 +135,46 @@ class Engine:
         ranks: int | None = None,
         capacity_tokens: int = 1 << 20,
         tls: ssl.SSLContext | None = None,
+        salted: Sequence[str] = SALTED,
     ) -> None:
         self.name = name
+        self.salted = salted
+        self._probed: set[tuple[object, ...]] = set()
         self.script = script
         self.ports = [EventPort()] if ports is None else list(ports)
         self.seen: list[Exchange] = []
         self.asked: list[str] = []  # every path but those
-        self._tls = tls
+        self._exchanges: list[Exchange] = []
         self.started_at = 1_700_000_000.25
         self.asleep = False
         self.block_size = block_size
         self.capacity_tokens = capacity_tokens
         self._ranks = ranks or max(1, len(self.ports))
         self._reception = Reception(SimEngineOptions(model=MODEL), _demo_model(), max_model_tokens=1 << 20)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener = Listener(self._serve_one, tls=tls)
 
     async def __aenter__(self) -> Engine:
         for port in self.ports:
             await port.start()
-        self._server = await asyncio.start_server(self._connection, "127.0.0.1", 0, ssl=self._tls)
-        scheme = "https" if self._tls else "http"
-        self.url = f"{scheme}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        await self._listener.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._listener.stop()
         for port in self.ports:
             await port.stop()
 
+    @property
+    def url(self) -> str:
+        return self._listener.url
+
+    @property
+    def heard(self) -> list[bytes]:
+        return [exchange.head + b"\r\n\r\n" + exchange.body for exchange in self._exchanges]
+
     def hang_up(self) -> None:
         """Every connection is closed."""
-        for task in list(self._tasks):
-            task.cancel()
+        self._listener.hang_up()
 
     @property
     def port(self) -> EventPort:
@@ -171,24 +186,14 @@ class Engine:
         prepared = await self._reception.prepare(json.dumps(body).encode(), chat=path.endswith("/chat/completions"))
         return prepared.prompts[0]
 
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        try:
-            while True:
-                await self._serve_one(reader, writer)
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.transport.abort()
-
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n"))[:-4]
         exchange = Exchange(head, b"", reader, writer)
         exchange.body = await reader.readexactly(int(exchange.headers.get("content-length", 0)))
-        if exchange.path in _COMPLETIONS:
+        self._exchanges.append(exchange)
+        if exchange.path == "/v1/completions" and "x-request-id" not in exchange.headers:
+            await self._probe(exchange)
+        elif exchange.path in _COMPLETIONS:
             self.seen.append(exchange)
             await self.script(exchange)
         else:
@@ -210,8 +215,20 @@ class Engine:
                 await exchange.answer({str(port.rank): port.config() for port in self.ports})
             case "/tokenize":
                 await self._tokenize(exchange)
+            case "/openapi.json":
+                await exchange.answer({"paths": {path: _described(path in self.salted) for path in _COMPLETIONS}})
             case _:
                 await exchange.answer({"detail": "Not Found"}, status=404)
+
+    async def _probe(self, exchange: Exchange) -> None:
+        """The gateway asks for itself whether salts are honoured. They are where completions are `salted`."""
+        body = exchange.json
+        asked = (body["cache_salt"] if exchange.path in self.salted else None, *body["prompt"])
+        cached = len(body["prompt"]) - 1 if asked in self._probed else 0
+        self._probed.add(asked)
+        await exchange.answer(
+            whole_answer({"prompt_tokens": len(body["prompt"]), "prompt_tokens_details": {"cached_tokens": cached}})
+        )
 
     async def _tokenize(self, exchange: Exchange) -> None:
         try:

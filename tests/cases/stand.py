@@ -109,12 +109,19 @@ class Stand:
         await self._stack.aclose()
 
     async def _is_ready(self) -> bool:
-        models = (await self._running.live.readiness())["models"]
+        readiness = await self._running.live.readiness()
+        models = readiness["models"]
         if MODEL not in models or {row["health"] for row in await self.fleet()} != {"ready"}:
+            return False
+        if readiness["auth"]["mode"] == "keys" and not await self._is_proven():
             return False
         prompts = models[MODEL]["prompts"]
         is_compared = prompts["state"] in ("EXACT", "DEGRADED") or "by configuration" in prompts.get("reason", "")
         return is_compared
+
+    async def _is_proven(self) -> bool:
+        """Whether it is known of every engine if it honours cache salts."""
+        return all(row["method"] for row in (await self._running.live.isolation())["engines"])
 
     @staticmethod
     async def until(condition: Callable[[], Awaitable[bool]], *, what: str = "it") -> None:

@@ -28,7 +28,8 @@ class TestMessages:
         assert (seen.path, seen.body) == ("/v1/messages", sent)
         assert "x-api-key" not in seen.headers
         receipt = await stand.receipt(answer)
-        assert receipt["usage"] == {"input_tokens": 72, "output_tokens": 7, "cached_tokens": 32}
+        counts = {"input_tokens": 72, "output_tokens": 7, "cached_tokens": 32}
+        assert receipt["usage"].items() >= counts.items()
         assert (receipt["finish"], receipt["prompt_source"]) == ("complete", "approximate")  # there is an image in it
 
     async def test_tokens_are_counted_by_the_engine(self, stand: Stand) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -14,7 +13,7 @@ from typing import Any, Self
 import httpx
 import pytest
 
-from router import app, config, roster, tls
+from router import app, config, tls
 from router.app import Running
 from router.http.server import serve
 from router.routing.feed import Feed
@@ -33,23 +32,7 @@ WHOLE, STREAMED = (call["json"] for call in case_input("94")["client"][:2])
 @pytest.fixture(autouse=True)
 def _often_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "Feed", partial(Feed, poll_s=0.05))
-    monkeypatch.setattr(roster, "REFRESH_S", 0.02)
     monkeypatch.setattr(tls, "LOOK_S", 0.0)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("certificates")
-
-
-@pytest.fixture(scope="module")
-def ca_a(folder: Path) -> Authority:
-    return Authority(folder, "ca-a")
-
-
-@pytest.fixture(scope="module")
-def ca_b(folder: Path) -> Authority:
-    return Authority(folder, "ca-b")
 
 
 async def answer(exchange: Exchange) -> None:
@@ -115,7 +98,6 @@ class Site:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
-        gc.unfreeze()  # a gateway freezes what was built at its start, and here many are built in one process
 
 
 @pytest.fixture
@@ -130,15 +112,15 @@ def declared(engine: Engine, **tls: Any) -> dict[str, Any]:
 # https://github.com/BerriAI/litellm/issues/19616, …/9340, …/10717
 @on_both_loops
 async def test_a_ca_and_a_client_certificate_of_its_own_for_each_engine_on_every_path(
-    site: Site, ca_a: Authority, ca_b: Authority
+    site: Site, ca: Authority, other_ca: Authority
 ) -> None:
-    ours = ca_b.issue("gateway.test")
-    a = await site.engine("A", tls=server_context(ca_a.issue("a.test")))
-    b = await site.engine("B", tls=server_context(ca_b.issue("IP:127.0.0.1"), client_ca=ca_b))
-    c = await site.engine("C", tls=server_context(ca_a))  # signed by itself, and nobody was told to trust it
+    ours = other_ca.issue("gateway.test")
+    a = await site.engine("A", tls=server_context(ca.issue("a.test")))
+    b = await site.engine("B", tls=server_context(other_ca.issue("IP:127.0.0.1"), client_ca=other_ca))
+    c = await site.engine("C", tls=server_context(ca))  # signed by itself, and nobody was told to trust it
     await site.start(
-        declared(a, ca=str(ca_a.cert), server_name="a.test"),
-        declared(b, ca=str(ca_b.cert), **ours.files),
+        declared(a, ca=str(ca.cert), server_name="a.test"),
+        declared(b, ca=str(other_ca.cert), **ours.files),
         declared(c),
         ready={"A", "B"},
     )
@@ -162,21 +144,21 @@ async def test_a_ca_and_a_client_certificate_of_its_own_for_each_engine_on_every
 
 
 @on_both_loops
-async def test_an_engine_that_is_not_trusted_does_not_even_join(site: Site, ca_a: Authority, ca_b: Authority) -> None:
-    other_ca = await site.engine("C", tls=server_context(ca_b.issue("IP:127.0.0.1")))
-    other_name = await site.engine("D", tls=server_context(ca_a.issue("d.test")))
-    asks = await site.engine("E", tls=server_context(ca_a.issue("IP:127.0.0.1"), client_ca=ca_a))
+async def test_an_engine_that_is_not_trusted_does_not_even_join(site: Site, ca: Authority, other_ca: Authority) -> None:
+    stranger = await site.engine("C", tls=server_context(other_ca.issue("IP:127.0.0.1")))
+    other_name = await site.engine("D", tls=server_context(ca.issue("d.test")))
+    asks = await site.engine("E", tls=server_context(ca.issue("IP:127.0.0.1"), client_ca=ca))
     plain = await serve(lambda request, responder: responder.send(200, (), b""))
     plain_url = f"https://127.0.0.1:{plain.port}"
-    trust = {"ca": str(ca_a.cert)}
+    trust = {"ca": str(ca.cert)}
     await site.start(
-        *(declared(engine, **trust) for engine in (other_ca, other_name, asks)),
+        *(declared(engine, **trust) for engine in (stranger, other_name, asks)),
         {"url": plain_url},
         ready=set(),
     )
     await site.until_state(
         {
-            other_ca.url: "tls_verify_failed: the engine's certificate is not accepted: its CA is not known here",
+            stranger.url: "tls_verify_failed: the engine's certificate is not accepted: its CA is not known here",
             other_name.url: "tls_verify_failed: the engine's certificate is not accepted: it is not for this address",
             asks.url: "it may ask for another client certificate (tls.cert)",
             plain_url: "tls_handshake_failed: the engine does not speak TLS",
@@ -187,14 +169,14 @@ async def test_an_engine_that_is_not_trusted_does_not_even_join(site: Site, ca_a
     assert answer.json()["error"]["type"] == "server_error"
     assert "127.0.0.1" not in answer.text
     assert "tls" not in answer.text
-    assert all(engine.asked == engine.seen == [] for engine in (other_ca, other_name, asks))
+    assert all(engine.asked == engine.seen == [] for engine in (stranger, other_name, asks))
     plain.close()
 
 
 @on_both_loops
-async def test_without_verification_only_where_it_is_said_and_loudly(site: Site, ca_a: Authority) -> None:
-    a = await site.engine("A", tls=server_context(ca_a.issue("elsewhere.test")))
-    b = await site.engine("B", tls=server_context(ca_a.issue("elsewhere.test")))
+async def test_without_verification_only_where_it_is_said_and_loudly(site: Site, ca: Authority) -> None:
+    a = await site.engine("A", tls=server_context(ca.issue("elsewhere.test")))
+    b = await site.engine("B", tls=server_context(ca.issue("elsewhere.test")))
     await site.start(declared(a, verify=False), declared(b), ready={"A"})
     await site.until_state({b.url: "tls_verify_failed"})
     assert (await site.ask(WHOLE)).status_code == 200
@@ -204,22 +186,22 @@ async def test_without_verification_only_where_it_is_said_and_loudly(site: Site,
 
 @on_both_loops
 async def test_certificates_of_both_sides_are_renewed_without_a_restart(
-    site: Site, folder: Path, ca_a: Authority, ca_b: Authority
+    site: Site, tmp_path: Path, ca: Authority, other_ca: Authority
 ) -> None:
     """The engine goes over to another CA, for its own certificate and for ours."""
-    trusted = Pair(folder / "trusted.pem", folder / "trusted.key")
-    trusted.cert.write_bytes(ca_a.cert.read_bytes())
+    trusted = Pair(tmp_path / "trusted.pem", tmp_path / "trusted.key")
+    trusted.cert.write_bytes(ca.cert.read_bytes())
     trusted.key.write_bytes(b"")
-    shown, ours = ca_a.issue("IP:127.0.0.1"), ca_a.issue("gateway.test")
-    client_ca = folder / "client-ca.pem"
-    client_ca.write_bytes(ca_a.cert.read_bytes())
+    shown, ours = ca.issue("IP:127.0.0.1"), ca.issue("gateway.test")
+    client_ca = tmp_path / "client-ca.pem"
+    client_ca.write_bytes(ca.cert.read_bytes())
     certificates = ServerContext(ServerTls(**shown.files, client_ca=str(client_ca)))
     a = await site.engine("A", tls=certificates.context)
     await site.start(declared(a, ca=str(trusted.cert), **ours.files), ready={"A"}, timeouts={"connect_s": 3})
     assert (await site.ask(WHOLE)).status_code == 200
 
-    shown.replaced_by(ca_b.issue("IP:127.0.0.1"))
-    client_ca.write_bytes(ca_b.cert.read_bytes())
+    shown.replaced_by(other_ca.issue("IP:127.0.0.1"))
+    client_ca.write_bytes(other_ca.cert.read_bytes())
     certificates.look()
     a.hang_up()
     await site.until_state({"A": "tls_verify_failed"})
@@ -228,8 +210,8 @@ async def test_certificates_of_both_sides_are_renewed_without_a_restart(
     assert "127.0.0.1" not in answer.text
     assert len(a.seen) == 1
 
-    trusted.replaced_by(ca_b)
-    ours.replaced_by(ca_b.issue("gateway.test"))
+    trusted.replaced_by(other_ca)
+    ours.replaced_by(other_ca.issue("gateway.test"))
     await site.until_state({"A": "ready"})
     assert (await site.ask(STREAMED)).status_code == 200
     assert len(a.seen) == 2
@@ -237,14 +219,14 @@ async def test_certificates_of_both_sides_are_renewed_without_a_restart(
 
 @on_both_loops
 async def test_a_request_for_an_engine_whose_certificate_has_just_gone_bad_goes_to_another(
-    site: Site, ca_a: Authority, ca_b: Authority
+    site: Site, ca: Authority, other_ca: Authority
 ) -> None:
-    shown = ca_a.issue("IP:127.0.0.1")
+    shown = ca.issue("IP:127.0.0.1")
     certificates = ServerContext(ServerTls(**shown.files))
     a = await site.engine("A", tls=certificates.context)
-    b = await site.engine("B", tls=server_context(ca_a.issue("IP:127.0.0.1")))
-    await site.start(declared(a, ca=str(ca_a.cert)), declared(b, ca=str(ca_a.cert)), ready={"A", "B"})
-    shown.replaced_by(ca_b.issue("IP:127.0.0.1"))
+    b = await site.engine("B", tls=server_context(ca.issue("IP:127.0.0.1")))
+    await site.start(declared(a, ca=str(ca.cert)), declared(b, ca=str(ca.cert)), ready={"A", "B"})
+    shown.replaced_by(other_ca.issue("IP:127.0.0.1"))
     certificates.look()  # connections that are open stay: health is still asked over one
     served = [await site.ask(WHOLE) for _ in range(2)]
     assert [(answer.status_code, answer.headers["x-warmroute-instance"]) for answer in served] == [(200, "B")] * 2

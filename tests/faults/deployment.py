@@ -74,12 +74,13 @@ class Deployment:
         failover: Mapping[str, Any] = RESCUE,
         main: Mapping[str, Any] | None = None,
         ready: int | None = None,
+        kind: str = "openai",
         **sections: Any,
     ) -> None:
         """`main`: settings of the model that is asked for. `ready`: how many engines join, by default all."""
         models = {"*": {"tokenizer": "demo", "parity": "off"}}
         models["main"] = {**models["*"], **(main or {})}
-        declared = [{"url": engine.url, "kind": "openai"} for engine in engines]
+        declared = [{"url": engine.url, "kind": kind} for engine in engines]
         written = {
             **{"listen": {"port": 0}, "admin": {"port": 0}, "models": models, "failover": dict(failover)},
             **{"state_dir": str(self._folder / "state"), "engines": declared, **sections},
@@ -92,10 +93,11 @@ class Deployment:
         self.http = await self._stack.enter_async_context(httpx.AsyncClient(trust_env=False, timeout=30))
         await joined(Client(self.running, self.http), len(engines) if ready is None else ready)
 
-    async def ask(self, *, model: str = "main", **more: Any) -> Told:
+    async def ask(self, *, model: str = "main", path: str = "/v1/chat/completions", **more: Any) -> Told:
         headers = more.pop("headers", {})
         body = {"model": model, "messages": [{"role": "user", "content": "sixty words"}], "stream": True, **more}
-        url = f"{self.running.url}/v1/chat/completions"
+        body = {name: value for name, value in body.items() if value is not None}
+        url = f"{self.running.url}{path}"
         got = b""
         async with self.http.stream("POST", url, json=body, headers=headers) as response:
             try:

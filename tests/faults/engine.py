@@ -7,6 +7,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
+from tests.listener import Listener
 from tests.router.serving.stand import STREAM_HEAD, EngineSide
 
 WORDS = tuple(f"word{number}" for number in range(60))
@@ -21,7 +22,11 @@ class Wrong(EngineSide):
     model = "main"
 
     def event(self, **fields: Any) -> bytes:
-        return b"data: " + json.dumps({"id": "x", "model": self.model, **fields}).encode() + b"\n\n"
+        return (
+            b"data: "
+            + json.dumps({"id": "x", "object": "chat.completion.chunk", "model": self.model, **fields}).encode()
+            + b"\n\n"
+        )
 
     def token(self, number: int) -> bytes:
         text = WORDS[number] if number == 0 else f" {WORDS[number]}"
@@ -71,41 +76,23 @@ class FaultyEngine:
         self.script = script
         self.times: list[float] = []
         self.calls: list[Wrong] = []
-        self.url = ""
-        self.port = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener = Listener(self._one)
+        self.die = self._listener.stop
+
+    @property
+    def url(self) -> str:
+        return self._listener.url
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        """On the port that it had before, if it has been here already."""
+        await self._listener.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.die()
 
-    async def die(self) -> None:
-        """As a process does: its port is closed, its connections are cut."""
-        self._server.close()
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        try:
-            while True:
-                await self._one(Wrong(await reader.readuntil(b"\r\n\r\n"), b"", writer, reader), reader)
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.transport.abort()
-
-    async def _one(self, call: Wrong, reader: asyncio.StreamReader) -> None:
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        call = Wrong(await reader.readuntil(b"\r\n\r\n"), b"", writer, reader)
         call.model = self.model
         if call.head.startswith(b"GET "):
             cards = {"object": "list", "data": [{"id": self.model, "object": "model"}]}

@@ -129,11 +129,9 @@ async def test_what_joins_gets_one_request_until_it_has_answered(deployment: Dep
         await call.well()
 
     old, new = await deployment.engine(), await deployment.engine(warms_up)
-    port = new.port
     await new.die()
     await deployment.start(old, new, failover={}, policy={"name": "round_robin"}, ready=1)
     assert (await deployment.ask()).status == 200
-    new.port = port
     await new.__aenter__()
 
     async def joined() -> bool:

@@ -36,6 +36,7 @@ class RecordingEngine:
         self.sources = sources
         self.seen: list[Request] = []
         self.stream: list[bytes] = [TOKEN, STOP, USAGE, DONE]
+        self.starting = False
         self._server: Server | None = None
 
     async def __aenter__(self) -> Self:
@@ -59,6 +60,8 @@ class RecordingEngine:
         if request.method == "POST":
             self.seen.append(request)
             self._answer(json.loads(request.body), responder)
+        elif self.starting:
+            responder.send(503, (), b"")
         elif request.path == "/health":
             responder.send(200, (), b"")
         elif request.path == "/metrics":

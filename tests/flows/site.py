@@ -13,7 +13,7 @@ import httpx
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from router import config
-from router.app import Door, Running
+from router.app import AdminMode, Door, Running
 from router.config import Config
 from router.lab.chat import ChatModel
 from router.lab.options import SimEngineOptions
@@ -220,10 +220,11 @@ class Site:
         *engines: SimEngineServer | Mapping[str, Any],
         ready: int | None = None,
         door: Door | None = None,
+        admin_in: AdminMode = "inline",
         **sections: Any,
     ) -> Client:
         """A gateway that knows `ready` ranks, by default one an engine, and how they read."""
-        client: Client = await self.enter(self.running(*engines, ready=ready, door=door, **sections))
+        client: Client = await self.enter(self.running(*engines, ready=ready, door=door, admin_in=admin_in, **sections))
         return client
 
     @asynccontextmanager
@@ -233,12 +234,13 @@ class Site:
         ready: int | None = None,
         door: Door | None = None,
         drain_s: float = 1.0,
+        admin_in: AdminMode = "inline",
         **sections: Any,
     ) -> AsyncIterator[Client]:
         """The same, for tests that end it themselves."""
         found = self.configured(*engines, **sections)
         async with (
-            Running(found, admin="inline", drain_s=drain_s, door=door, read_again=self.read) as running,
+            Running(found, admin=admin_in, drain_s=drain_s, door=door, read_again=self.read) as running,
             httpx.AsyncClient(trust_env=False, timeout=30, verify=False) as http,
         ):
             client = Client(running, http)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -77,7 +78,14 @@ class Process:
 
     async def __aenter__(self) -> Self:
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "router", "serve", "-c", str(self._file), stderr=asyncio.subprocess.PIPE
+            sys.executable,
+            "-m",
+            "router",
+            "serve",
+            "-c",
+            str(self._file),
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
         )
         self._reading = asyncio.ensure_future(self._read())
         await until(self._started, what="it has started", seconds=30)
@@ -104,6 +112,17 @@ class Process:
 
     def tell(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
+
+    def tell_group(self, number: signal.Signals) -> None:
+        """As a supervisor does that does not know who is whose child."""
+        os.killpg(self._process.pid, number)
+
+    async def group_is_gone(self) -> bool:
+        try:
+            os.killpg(self._process.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
 
     async def ended(self) -> int:
         code = await asyncio.wait_for(self._process.wait(), 15)
@@ -152,7 +171,7 @@ async def test_sigterm_drains_and_nobody_notices(site: Site) -> None:
         await asyncio.gather(*(stream.begun() for stream in streams))
         await engine.has(count)
 
-        process.tell(signal.SIGTERM)
+        process.tell_group(signal.SIGTERM)
         await process.says("draining")
         engine.holds = False
         for url in (process.url, process.admin_url):
@@ -168,6 +187,7 @@ async def test_sigterm_drains_and_nobody_notices(site: Site) -> None:
         for answer in await asyncio.gather(*(stream.rest() for stream in streams)):
             assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         assert await process.ended() == 0
+        await until(process.group_is_gone, what="the admin process has ended with it")
     assert process.outcomes() == {(200, "complete", ""): count + 10}
 
 
@@ -279,6 +299,13 @@ async def is_forgotten(client: Client, engine: HeldEngine) -> bool:
     return f"{at(engine)}/0" not in await client.rows()
 
 
+def drains(client: Client, engine: HeldEngine) -> Callable[[], Awaitable[bool]]:
+    async def is_draining() -> bool:
+        return bool((await client.rows())[f"{at(engine)}/0"]["health"] == "draining")
+
+    return is_draining
+
+
 async def test_engines_come_and_go_under_running_streams(site: Site, engine: HeldEngine) -> None:
     other: HeldEngine = await site.enter(HeldEngine())
     other.holds = False
@@ -290,8 +317,9 @@ async def test_engines_come_and_go_under_running_streams(site: Site, engine: Hel
     answer = await reloaded(client)
     assert answer["engines"] == {"added": [at(other)], "changed": [], "removed": [at(engine)]}
     assert (answer["changed"], answer["needs_restart"]) == (["engines"], [])
+    await until(drains(client, engine), what="the other one has joined, so it drains")
     row = (await client.rows())[f"{at(engine)}/0"]
-    assert (row["health"], row["reason"], row["booked_requests"]) == ("draining", "removed from the configuration", 1)
+    assert (row["reason"], row["booked_requests"]) == ("removed from the configuration", 1)
     await joined(client, 1)
     assert (await client.ask(body(stream=False))).instance == at(other)
     refused = await client.http.post(f"{client.running.admin_url}/admin/v1/instances/{at(engine)}/undrain")
@@ -507,8 +535,12 @@ async def test_sighup_reloads(site: Site, engine: HeldEngine) -> None:
         process.tell(signal.SIGHUP)
         await process.says("reloaded: engines")
         await process.says("port has changed and needs a restart")
-        rows = (await http.get(f"{process.admin_url}/admin/v1/instances")).json()["data"]
-        assert rows[0]["state"] == "draining"
+
+        async def is_draining() -> bool:
+            rows = (await http.get(f"{process.admin_url}/admin/v1/instances")).json()["data"]
+            return bool(rows[0]["state"] == "draining")
+
+        await until(is_draining, what="the other engine has joined")
         file.write_text(good)
         answer = await http.post(f"{process.admin_url}/admin/v1/config/reload")  # through the admin process
         assert answer.json()["engines"]["added"] == [at(engine)]
@@ -656,6 +688,26 @@ async def test_what_runs_on_a_drained_engine_goes_on(site: Site, engine: HeldEng
     assert not ready.json()["draining"]
     engine.finish()
     assert b"data: [DONE]" in await stream.whole()
+
+
+async def test_engines_that_are_all_replaced_serve_until_one_of_the_others_has_joined(
+    site: Site, engine: HeldEngine
+) -> None:
+    old, late = [await site.enter(HeldEngine()) for _ in range(2)]
+    for each in (engine, old, late):
+        each.holds = False
+    late.starting = True
+    client = await site.gateway({"url": engine.url}, {"url": old.url}, models=OWN)
+    site.write({"url": late.url}, models=OWN)
+    await reloaded(client)
+    assert {(await client.ask(body())).instance for _ in range(6)} == {at(engine), at(old)}
+    rows = (await client.http.get(f"{client.running.admin_url}/admin/v1/instances")).json()["data"]
+    assert [row["state"] for row in rows if row.get("leaving")] == ["ready", "ready"]
+
+    late.starting = False
+    for each in (engine, old):
+        await until(drains(client, each), what="the others are draining")
+    assert {(await client.ask(body())).instance for _ in range(3)} == {at(late)}
 
 
 async def test_what_the_operator_has_drained_stays_so_through_reloads(

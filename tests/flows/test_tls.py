@@ -11,7 +11,7 @@ import pytest
 from openai import APIConnectionError, AsyncOpenAI, DefaultAsyncHttpxClient
 
 from router import tls
-from router.admin.serve import run
+from router.admin.serve import AdminSettings, run
 from router.cli.doctor import examine_all
 from router.tls import ServerTls
 from router.wire import WireServer, live_methods
@@ -24,16 +24,6 @@ from tests.router.admin.test_api import FakeLive
 pytestmark = needs_openssl
 
 QUESTION: Any = [{"role": "user", "content": "Hello"}]
-
-
-@pytest.fixture(scope="module")
-def ca(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("ca"), "ca")
-
-
-@pytest.fixture(scope="module")
-def other_ca(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("other"), "other")
 
 
 async def gateway(site: Site, listen: dict[str, Any], admin: dict[str, Any] | None = None) -> Client:
@@ -106,7 +96,7 @@ async def test_the_admin_api_over_tls_in_a_process_of_its_own(
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     settings = ServerTls(**ca.issue("IP:127.0.0.1").files, client_ca=str(ca.cert))
-    process = context.Process(target=run, args=(str(tmp_path / "live"), "127.0.0.1", 0, there, settings))
+    process = context.Process(target=run, args=(str(tmp_path / "live"), AdminSettings("127.0.0.1", 0, settings), there))
     process.start()
     try:
         assert here.poll(20)
@@ -117,8 +107,9 @@ async def test_the_admin_api_over_tls_in_a_process_of_its_own(
             with pytest.raises(httpx.TransportError):
                 await client.get(url)
     finally:
-        process.terminate()
+        here.close()
         process.join(10)
+        process.kill()
         await wire.stop()
     assert process.exitcode == 0
 

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
@@ -24,13 +25,17 @@ class CannotStart(Exception):
 class RealEngines:
     """`count` servers of one kind, from `start` to `stop`."""
 
-    def __init__(self, kind: str, scripts: Path, *, count: int = 2, memory: int = 1) -> None:
-        """`memory`: KV cache of each, in multiples of 16,384 tokens."""
+    def __init__(
+        self, kind: str, scripts: Path, *, count: int = 2, memory: int = 1, arguments: Mapping[str, str] | None = None
+    ) -> None:
+        """`memory`: KV cache of each, in multiples of 16,384 tokens. `arguments`: further ones, by kind."""
         self.kind = kind
         self.count = count
         self._script = scripts / f"start_{kind}.sh"
         self._home = Path(os.environ.get("ENGINES_DIR", Path.home() / ".cache/warmroute-engines"))
         self._environment = {**os.environ, "KV_MIB": str(16 * memory), "SGL_TOKENS": str(16_384 * memory)}
+        if arguments and kind in arguments:
+            self._environment["VLLM_ARGS" if kind == "vllm" else "SGL_ARGS"] = arguments[kind]
 
     @property
     def urls(self) -> list[str]:

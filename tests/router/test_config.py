@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from router import config
+from router.config import values
 from router.core import Rates
 from router.errors import ConfigError
 from router.lab.profiles import PROFILES
@@ -348,7 +349,7 @@ engines:
   - {url: "http://d:1"}
 """)
     a, b, c, d = [engine.rates.rates() if engine.rates else None for engine in found.engines]
-    assert a == config.RATE_PROFILES["llama-3.1-8b-h200"]
+    assert a == values.RATE_PROFILES["llama-3.1-8b-h200"]
     assert b is not None
     assert (b.c1_ms, b.c0_ms) == (0.5, Rates().c0_ms)
     assert c is not None
@@ -358,7 +359,7 @@ engines:
 
 def test_rates_have_the_keys_and_the_profiles_of_the_engine_model() -> None:
     assert set(config.EngineRates.model_fields) == {"profile", *Rates.__struct_fields__}
-    assert {name: profile.rates for name, profile in PROFILES.items()} == config.RATE_PROFILES
+    assert {name: profile.rates for name, profile in PROFILES.items()} == values.RATE_PROFILES
 
 
 def test_sizes_in_words(folder: Folder) -> None:
@@ -368,7 +369,7 @@ def test_sizes_in_words(folder: Folder) -> None:
 
 def test_listening_beyond_loopback_is_allowed_and_noted(folder: Folder) -> None:
     found = folder.load("listen: {host: 0.0.0.0}\nadmin: {host: '::'}\n" + ENGINES)
-    assert [note.split(" is ")[0] for note in found.notes] == ["listen.host 0.0.0.0", "admin.host ::"]
+    assert [note.split(" is ")[0] for note in found.notes] == ["listen.host 0.0.0.0"]
     assert folder.load("listen: {host: localhost}\nadmin: {host: '::1'}\n" + ENGINES).notes == ()
 
 
@@ -404,3 +405,31 @@ def test_the_schema_is_of_the_whole_file() -> None:
     assert schema["required"] == ["engines"]
     assert schema["properties"]["engines"]["minItems"] == 1
     assert "\n" not in schema["$defs"]["Model"]["properties"]["tokenizer"]["description"]
+
+
+@pytest.mark.parametrize(
+    ("auth", "mistake"),
+    [
+        ("{header: {name: x-tenant-id}}", "auth.header.peers: is missing"),
+        ("{header: {name: Authorization, peers: [10.0.0.1]}}", "auth.header.name: holds keys"),
+        ("{header: {name: 'x tenant', peers: [10.0.0.1]}}", "auth.header.name: is not the name of a header"),
+        ("{header: {name: x-tenant-id, peers: [here]}}", "auth.header.peers[0]: must be an address"),
+        ("{mode: open, header: {name: x-tenant-id, peers: [10.0.0.1]}}", "auth.header: does nothing"),
+        ("{header: {name: X-Team, peers: [10.0.0.1]}}", "listen.forward_headers: has x-team"),
+        ("{pepper: short}", "auth.pepper: "),
+    ],
+)
+def test_mistakes_of_identity(folder: Folder, auth: str, mistake: str) -> None:
+    (found,) = folder.mistakes(f"listen: {{forward_headers: [x-team]}}\nauth: {auth}\n" + ENGINES)
+    assert mistake in found
+    assert "short" not in found.partition("pepper: ")[2]
+
+
+def test_beyond_loopback_it_depends_on_who_is_let_in(folder: Folder) -> None:
+    def notes(mode: str) -> list[str]:
+        found = folder.load(f"listen: {{host: 0.0.0.0}}\nauth: {{mode: {mode}}}\n" + ENGINES).notes
+        return [note.partition(": ")[2] for note in found]
+
+    assert notes("keys") == []
+    assert notes("auto") == ["while there are no tenants, nobody is served"]
+    assert notes("open") == ["whoever reaches it may use the engines"]

@@ -17,16 +17,6 @@ from tests.certificates import Authority, Pair, _openssl, needs_openssl
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("certificates")
-
-
-@pytest.fixture(scope="module")
-def ca(folder: Path) -> Authority:
-    return Authority(folder, "ca")
-
-
-@pytest.fixture(scope="module")
 def pair(ca: Authority) -> Pair:
     return ca.issue("a.test")
 

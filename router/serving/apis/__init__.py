@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from router.serving.apis.api import Api, Translation
 from router.serving.apis.audio import Speech, Transcriptions
 from router.serving.apis.messages import CountTokens, Messages
-from router.serving.apis.openai import Chat, Completions, Generate
+from router.serving.apis.openai import CHAT, COMPLETIONS, Chat, Completions, Generate
 from router.serving.apis.plain import Light, Pooling
 from router.serving.apis.responses import Responses
 
@@ -19,8 +19,8 @@ OPENAI = Api()
 _pooling, _light = Pooling(), Light()
 
 APIS: Mapping[str, Api] = {
-    "/v1/chat/completions": Chat(),
-    "/v1/completions": Completions(),
+    CHAT: Chat(),
+    COMPLETIONS: Completions(),
     "/inference/v1/generate": Generate(),
     "/v1/responses": Responses(),
     "/v1/messages": Messages(),
@@ -52,4 +52,4 @@ ROUTES: Mapping[str, str] = {
 }
 """The path a client may ask for → the one that engines know."""
 
-__all__ = ["APIS", "FORMS", "OPENAI", "ROUTES", "Api", "Translation"]
+__all__ = ["APIS", "CHAT", "COMPLETIONS", "FORMS", "OPENAI", "ROUTES", "Api", "Translation"]

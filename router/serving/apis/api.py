@@ -15,6 +15,7 @@ import orjson
 from router.core import Prompt
 from router.errors import WarmrouteError
 from router.serving import openai_errors
+from router.serving.limits.headers import Room, openai_lines
 from router.serving.sse import EventRelay, SseRelay
 
 Fields = Mapping[str, Any]
@@ -47,6 +48,7 @@ class Api:
     """reads_prompt    requests are placed by their prompt's prefix (`serving/prompt`)
     asks_for_usage  streams are asked for their usage, by OpenAI's `stream_options`
     is_form         bodies are multipart/form-data
+    is_billed       answers without usage are billed by our own count; what costs no engine work is not
     gathers         whole answers are gathered and sent at once; if not, bytes leave as they come
     otherwise       how it is served by engines that lack its route
     id_header       where its clients look for the request id, beside `x-request-id`
@@ -55,6 +57,7 @@ class Api:
     reads_prompt = False
     asks_for_usage = False
     is_form = False
+    is_billed = True
     gathers = True
     otherwise: Translation | None = None
     id_header = b""
@@ -91,6 +94,10 @@ class Api:
     def render(self, error: WarmrouteError, request_id: str) -> bytes:
         """The body of an error answer."""
         return openai_errors.render(error)
+
+    def limit_lines(self, requests: Room | None, tokens: Room | None, now: float) -> bytes:
+        """What is left of the client's limits, for the head of an answer. `now`: seconds since 1970."""
+        return openai_lines(requests, tokens, now)
 
     def render_event(self, error: WarmrouteError, request_id: str, events: int) -> bytes:
         """The last words in a stream of so many events that breaks."""

@@ -93,7 +93,7 @@ class ChatChunks(EventRelay):
     def _chunk(self, chunk: Mapping[str, Any]) -> None:
         if chunk.get("usage"):
             self.counts = chunk["usage"]
-            self.usage = read_usage(self.counts) or self.usage
+            self.take_usage(read_usage(self.counts))
         if chunk.get("choices") and not self._finished:
             self.first_token = True
             if not self.started:

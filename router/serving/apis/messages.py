@@ -14,9 +14,10 @@ import orjson
 
 from router.errors import WarmrouteError
 from router.serving.apis.api import Api, Fields, limit_of, session_of
-from router.serving.apis.messages_as_chat import MessagesAsChat
+from router.serving.apis.messages_as_chat import CountAsTokenize, MessagesAsChat
 from router.serving.apis.named_events import NamedEventRelay
 from router.serving.apis.plain import Light
+from router.serving.limits.headers import Room, anthropic_lines
 from router.serving.sse import EventRelay
 from router.serving.usage import read_usage
 
@@ -58,6 +59,9 @@ class _Errors(Api):
         said = {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
         return orjson.dumps(said)
 
+    def limit_lines(self, requests: Room | None, tokens: Room | None, now: float) -> bytes:
+        return anthropic_lines(requests, tokens, now)
+
     def render_event(self, error: WarmrouteError, request_id: str, events: int) -> bytes:
         return b"event: error\ndata: %b\n\n" % self.render(error, request_id)
 
@@ -78,7 +82,7 @@ class Messages(_Errors):
 
 
 class CountTokens(_Errors, Light):
-    pass
+    otherwise = CountAsTokenize()
 
 
 class MessagesRelay(NamedEventRelay):
@@ -105,4 +109,4 @@ class MessagesRelay(NamedEventRelay):
         counts = holder.get("usage") if isinstance(holder, dict) else None
         if isinstance(counts, dict):
             self._counts |= {field: count for field, count in counts.items() if count is not None}
-            self.usage = read_usage(self._counts) or self.usage
+            self.take_usage(read_usage(self._counts))

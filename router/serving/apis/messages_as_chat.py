@@ -43,7 +43,36 @@ class MessagesAsChat(Translation):
         return message_of(body)
 
 
+class CountAsTokenize(MessagesAsChat):
+    """What is asked is how many tokens the same chat has."""
+
+    path = "/tokenize"
+
+    def body(self, fields: Fields, served: str, owned: Mapping[str, bytes]) -> bytes:
+        chat = _chat_of(fields)
+        asked = {name: chat[name] for name in ("messages", "tools", "chat_template_kwargs") if name in chat}
+        return written({"model": served, **asked, "add_generation_prompt": True})
+
+    def answer(self, fields: Fields, body: bytes) -> bytes | None:
+        count = (parse_object(body) or {}).get("count")
+        return written({"input_tokens": count}) if type(count) is int else None
+
+
 def chat_body(fields: Fields, served: str, owned: Mapping[str, bytes]) -> bytes:
+    """Raises BadRequest."""
+    chat = _chat_of(fields)
+    body = {"model": served, **chat, **{field: fields[field] for field in _SAME if field in fields}}
+    if fields.get("stop_sequences"):
+        body["stop"] = fields["stop_sequences"]
+    choice = fields.get("tool_choice")
+    if isinstance(choice, dict) and "disable_parallel_tool_use" in choice:
+        body["parallel_tool_calls"] = not choice["disable_parallel_tool_use"]
+    if fields.get("stream") is True:
+        body["stream_options"] = {"include_usage": True}
+    return written(body | {name: orjson.loads(value) for name, value in owned.items()})
+
+
+def _chat_of(fields: Fields) -> dict[str, Any]:
     """Raises BadRequest."""
     for field in _REFUSED:
         if fields.get(field):
@@ -57,15 +86,7 @@ def chat_body(fields: Fields, served: str, owned: Mapping[str, bytes]) -> bytes:
     for message in chat["messages"]:
         message.pop("reasoning", None)
         message.setdefault("content", None)
-    body = {"model": served, **chat, **{field: fields[field] for field in _SAME if field in fields}}
-    if fields.get("stop_sequences"):
-        body["stop"] = fields["stop_sequences"]
-    choice = fields.get("tool_choice")
-    if isinstance(choice, dict) and "disable_parallel_tool_use" in choice:
-        body["parallel_tool_calls"] = not choice["disable_parallel_tool_use"]
-    if fields.get("stream") is True:
-        body["stream_options"] = {"include_usage": True}
-    return written(body | {name: orjson.loads(value) for name, value in owned.items()})
+    return chat
 
 
 def message_of(answer: bytes) -> bytes | None:

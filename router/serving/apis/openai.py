@@ -5,6 +5,9 @@ from __future__ import annotations
 from router.serving.apis.api import Api, Fields, limit_of
 from router.serving.sse import EventRelay, SseRelay
 
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
 _MOST_CHOICES = 16_384  # vLLM refuses more
 
 

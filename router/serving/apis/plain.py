@@ -27,6 +27,8 @@ class Pooling(Api):
 class Light(Api):
     """Work for an engine's CPU alone: tokenizing, counting."""
 
+    is_billed = False
+
     def rough_tokens(self, fields: Fields, body_bytes: int) -> int:
         return 1
 

@@ -65,8 +65,7 @@ class ResponsesRelay(NamedEventRelay):
         if name not in self.last:
             return
         response = fields.get("response") if fields is not None else None
-        usage = read_usage(response.get("usage")) if isinstance(response, dict) else find_usage(event)
-        self.usage = usage or self.usage
+        self.take_usage(read_usage(response.get("usage")) if isinstance(response, dict) else find_usage(event))
 
 
 def _with_status(error: dict[str, Any]) -> dict[str, Any]:

@@ -91,6 +91,15 @@ class BodyReader:
             return ids_asked(body["input_ids"])
         return self._completion(body)
 
+    def is_continued(self, body: Body, continued: Body, text: str) -> bool:
+        """Whether the chat `continued` is read as `body` with `text` after it. Raises `Unreadable`."""
+        if self._templates is None:
+            return False
+        if self.dialect.appends_continued:
+            return True
+        before, after = (self.dialect.read(one, self._templates, self._variables).render() for one in (body, continued))
+        return after == before + text
+
     def _chat(self, body: Body) -> Asked:
         if self._templates is None:
             raise Unreadable("the model has no chat template")

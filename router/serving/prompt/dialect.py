@@ -73,6 +73,8 @@ class Dialect(Protocol):
     name: str
     system_marks: tuple[str, ...]
     """Texts in a system message that make this engine change it."""
+    appends_continued: bool
+    """The text of a message to be continued is put behind the prompt, past the template."""
 
     def read(self, body: Body, templates: ChatTemplates, defaults: Mapping[str, Any]) -> Reading:
         """`defaults`: the template variables the server was started with. Raises `Unreadable`."""
@@ -91,6 +93,7 @@ class Plain:
 
     name = "plain"
     system_marks: tuple[str, ...] = ()
+    appends_continued = False
 
     def read(self, body: Body, templates: ChatTemplates, defaults: Mapping[str, Any]) -> Reading:
         messages = _messages_of(body)
@@ -141,6 +144,7 @@ class SGLang(Plain):
     """SGLang 0.5.23: `entrypoints/openai/serving_chat.py`, `parser/jinja_template_utils.py`."""
 
     name = "sglang"
+    appends_continued = True
 
     def messages(self, messages: Sequence[Message], template: ChatTemplate, *, continues: bool) -> Sequence[Message]:
         if continues:

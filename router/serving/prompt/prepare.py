@@ -67,6 +67,12 @@ class Reader(Protocol):
     def read(self, path: str, body: Body, at_most: float = ...) -> Asked: ...
 
 
+class Shadow(Protocol):
+    """What isolation costs (`serving/isolation/shadow.py`)."""
+
+    def note(self, domain: str, root: str, pieces: Sequence[Piece], bytes_per_token: float) -> None: ...
+
+
 class PromptLimits(msgspec.Struct, frozen=True):
     memo_bytes: int = 256 << 20
     inline_us: float = 800.0  # tokenizing on the loop, at most
@@ -116,6 +122,7 @@ class ModelPrompts:
         self.stats = PromptStats()
         self.parity = Parity()
         self.engine_tokenize: EngineTokenize | None = None
+        self.shadow: Shadow | None = None  # told of what callers of some domain ask
         self.mode: Source = "exact" if tokenizer is not None and reader is not None else "approximate"
         self._tokenizer = tokenizer
         self._exact = reader
@@ -187,6 +194,21 @@ class ModelPrompts:
             return self._unread(body, "an empty prompt")
         return self._find(msgspec.structs.replace(asked, reason=reason), whose, "approximate")
 
+    # --- an answer as a part of its prompt: for a thread, since it takes as long as rendering and tokenizing do -------
+
+    def is_continued(self, body: Body, continued: Body, text: str) -> bool:
+        """Whether engines read the chat `continued` as they do `body`, with `text` after it. False: it is not known."""
+        if self.mode != "exact" or self._exact is None:
+            return False
+        try:
+            return self._exact.is_continued(body, continued, text)
+        except _UNREADABLE:
+            return False
+
+    def count_tokens(self, text: str) -> int | None:
+        """Of a text by itself. None without a tokenizer."""
+        return len(self._tokenizer.encode([text])[0]) if self._tokenizer is not None else None
+
     # --- parity -------------------------------------------------------------------------------------------------------
 
     @property
@@ -233,6 +255,8 @@ class ModelPrompts:
         except UnicodeEncodeError:
             asked = msgspec.structs.replace(asked, pieces=[without_surrogates(str(piece)) for piece in asked.pieces])
             hashes = chain_hashes(asked.pieces, seed)
+        if self.shadow is not None and whose[0]:
+            self.shadow.note(whose[0], f"{self.model}\0{whose[2]}", asked.pieces, self._encoder.bytes_per_token)
         if (told := self._block_sizes()) is not self._told_sizes:
             self._told_sizes, self._sizes = told, tuple(sorted(told))
         known = self._memo.known(hashes, self._sizes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.config_source import read
+from router.config.source import read
 
 WORDS = (
     b"\n", b"  ", b"- ", b": ", b"a: ", b"b:\n", b"? ", b"[", b"]", b"{", b"}", b"&x ", b"*x", b"<<: *x\n",

@@ -15,7 +15,7 @@ WORDS = (
     b"\x1f\x8b\x08\0\0\0\0\0\0\xff", b"\x78\x9c", b"\x03\0", b"\x03\0\0\0\0\0\0\0\0\0", b"\x28\xb5\x2f\xfd",
     b"\x50\x2a\x4d\x18", b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x4b\x04\0", gzip.compress(b"ab", mtime=0),
     zlib.compress(b"ab"), zlib.compress(b"ab", wbits=-15), zstandard.compress(b"ab"),
-    zstandard.compress(bytes(5000)), gzip.compress(bytes(5000)),
+    zstandard.compress(bytes(5000)), gzip.compress(bytes(5000), mtime=0),
 )  # fmt: skip
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from router.core import Prompt
 from router.errors import ClientError
-from router.serving.call import CHAT, COMPLETIONS, Call
+from router.serving.apis import CHAT, COMPLETIONS
+from router.serving.call import Call
 from router.serving.models import Models, ServedModel
 from router.serving.openai_errors import render
 from router.serving.splice import splice, value_of, without

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from router.admin.api import create_app
-from router.admin.serve import AdminServer, run
+from router.admin.serve import AdminServer, AdminSettings, run
 from router.errors import BadRequest, Conflict, UnknownInstance
 from router.wire import WireServer, live_methods
 
@@ -23,13 +23,16 @@ class FakeLive:
     async def fleet(self) -> list[dict[str, Any]]:
         return [{"instance": "a", "rank": 0, "state": "ready"}]
 
-    async def explain(self, path: str, body: bytes) -> dict[str, Any]:
+    async def explain(self, path: str, body: bytes, tenant: str | None = None) -> dict[str, Any]:
         if not body.startswith(b"{"):
             raise BadRequest("the body is not a JSON object", code="invalid_json")
-        return {"path": path, "bytes": len(body)}
+        return {"path": path, "bytes": len(body), "tenant": tenant}
 
     async def parity(self, model: str | None) -> list[dict[str, Any]]:
         return [{"model": model, "state": "EXACT"}]
+
+    async def isolation(self) -> dict[str, Any]:
+        return {"engines": [], "domains": {}}
 
     async def readiness(self) -> dict[str, Any]:
         return {"ready": self.ready, "models": {}}
@@ -40,6 +43,15 @@ class FakeLive:
 
     async def instances(self) -> list[dict[str, Any]]:
         return [{"id": "a", "state": "ready"}]
+
+    async def models(self) -> list[dict[str, Any]]:
+        return [{"id": "m", "state": "ready", "aliases": ["fast"]}, {"id": "later", "state": "pending"}]
+
+    async def policies(self) -> list[dict[str, Any]]:
+        return [{"id": "kv_aware", "default": True, "models": [], "weights": {"price": 1.0}, "shadow": None}]
+
+    async def config(self) -> dict[str, Any]:
+        return {"config": {"listen": {"port": 4000}}, "changed": [], "needs_restart": ["listen.port"]}
 
     async def drain(self, instance_id: str) -> dict[str, Any]:
         if instance_id != "[::1]:8000":
@@ -73,9 +85,10 @@ async def test_the_fleet_is_a_list(client: httpx.AsyncClient) -> None:
     assert answer == {"object": "list", "data": [{"instance": "a", "rank": 0, "state": "ready"}]}
 
 
-async def test_explain_passes_route_and_body(client: httpx.AsyncClient) -> None:
-    answer = await client.post("/admin/v1/explain?path=/v1/completions", content=b'{"model":"m"}')
-    assert answer.json() == {"path": "/v1/completions", "bytes": 13}
+async def test_explain_passes_route_body_and_tenant(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/admin/v1/explain?path=/v1/completions&tenant=acme", content=b'{"model":"m"}')
+    assert answer.json() == {"path": "/v1/completions", "bytes": 13, "tenant": "acme"}
+    assert (await client.post("/admin/v1/explain", content=b"{}")).json()["tenant"] is None
 
 
 async def test_explain_of_nonsense_is_an_openai_error(client: httpx.AsyncClient) -> None:
@@ -133,8 +146,8 @@ async def test_a_reload_of_nonsense_is_400_with_every_mistake(
     ("method", "path", "status", "message"),
     [
         ("GET", "/admin/v1/requests/r-9", 404, "no receipt of 'r-9': only the last ones are kept"),
-        ("GET", "/admin/v1/requests?limit=0", 422, "limit: Input should be greater than or equal to 1"),
-        ("POST", "/admin/v1/explain?path=x", 422, "path: Input should be '/v1/chat/completions', "),
+        ("GET", "/admin/v1/requests?limit=0", 400, "limit: Input should be greater than or equal to 1"),
+        ("POST", "/admin/v1/explain?path=x", 400, "path: Input should be '/v1/chat/completions', "),
         ("POST", "/admin/v1/fleet", 405, "Method Not Allowed"),
         ("GET", "/admin/v1/nothing", 404, "Not Found"),
     ],
@@ -169,7 +182,7 @@ async def test_the_schema_says_what_is_answered(client: httpx.AsyncClient) -> No
 
 
 async def test_in_one_process() -> None:
-    server = AdminServer(FakeLive(), host="127.0.0.1", port=0)
+    server = AdminServer(FakeLive(), AdminSettings("127.0.0.1", 0))
     port = await server.start()
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         assert (await client.get("/metrics")).text == "warmroute_up 1\n"
@@ -181,12 +194,12 @@ async def test_in_a_process_of_its_own(tmp_path: Path) -> None:
     await wire.start(tmp_path / "live")
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=run, args=(str(tmp_path / "live"), "127.0.0.1", 0, there))
+    process = context.Process(target=run, args=(str(tmp_path / "live"), AdminSettings("127.0.0.1", 0), there))
     process.start()
     try:
         assert here.poll(20)
         port = here.recv()
-        for number in (signal.SIGINT, signal.SIGHUP):  # for the parent, and sent to the whole group
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):  # for the parent, and sent to the whole group
             os.kill(process.pid or 0, number)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
             assert (await client.post("/admin/v1/parity?model=m")).json()["data"] == [{"model": "m", "state": "EXACT"}]
@@ -197,7 +210,8 @@ async def test_in_a_process_of_its_own(tmp_path: Path) -> None:
             assert (await client.post("/admin/v1/instances/a/undrain")).status_code == 409
             assert (await client.post("/admin/v1/config/reload")).json()["needs_restart"] == ["listen.port"]
     finally:
-        process.terminate()
+        here.close()
         process.join(10)
+        process.kill()
         await wire.stop()
     assert process.exitcode == 0

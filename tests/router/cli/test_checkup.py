@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -29,8 +29,19 @@ class KnownFacts:
 
     name = "vllm"
 
-    def __init__(self, facts: EngineFacts | None) -> None:
+    def __init__(self, facts: EngineFacts | None, cached: Callable[[str], Awaitable[int | None]] | None = None) -> None:
         self._facts = facts
+        self._cached = cached
+
+    async def probe(self, instance: Instance, tokens: list[int], salt: str, rank: int | None) -> int | None:
+        if self._cached is None:
+            raise EngineUnreachable("the engine cannot be reached")
+        return await self._cached(salt)
+
+    async def request_fields(self, instance: Instance) -> Mapping[str, Sequence[frozenset[str]]]:
+        return {"/v1/chat/completions": [frozenset(("model", "messages", "cache_salt", *self.strange_fields))]}
+
+    strange_fields: tuple[str, ...] = ()
 
     async def inspect(self, _: Instance) -> EngineFacts:
         if self._facts is None:
@@ -52,8 +63,8 @@ class Publisher:
         self.source = EventSource(0, endpoint, f"tcp://127.0.0.1:{replay_port}" if replay else None, "kv")
         self._answering = asyncio.create_task(self._answer())
 
-    async def publish(self) -> None:
-        await self.pub.send_multipart([b"kv", bytes(8), b"batch"])
+    async def publish(self, salt: str = "") -> None:
+        await self.pub.send_multipart([b"kv", bytes(8), b"batch" + salt.encode()])
 
     async def _answer(self) -> None:
         while True:
@@ -83,6 +94,18 @@ class FakeEngine:
         self.details = details
         self.publisher = publisher
         self.requests: list[httpx.Request] = []
+        self.salts: list[str] = []
+        self.honours_salts = True
+        self.strange_fields: tuple[str, ...] = ()
+
+    async def cached(self, salt: str) -> int | None:
+        """Of a probe under this salt. Where there are events and salts are honoured, only events say so."""
+        cached = 256 if self.salts and (salt in self.salts or not self.honours_salts) else 0
+        self.salts.append(salt)
+        if self.publisher and self.honours_salts:
+            await self.publisher.publish(salt)
+            return None
+        return cached
 
     async def __call__(self, request: httpx.Request) -> httpx.Response:
         details = self.details[len(self.requests)]
@@ -91,9 +114,13 @@ class FakeEngine:
             await self.publisher.publish()
         return httpx.Response(200, json={"usage": {"prompt_tokens": 90, "prompt_tokens_details": details}})
 
-    async def examine(self, facts: EngineFacts | None, instance: Instance = INSTANCE) -> dict[str, Finding]:
+    async def examine(
+        self, facts: EngineFacts | None, instance: Instance = INSTANCE, *, isolates: bool = False
+    ) -> dict[str, Finding]:
+        adapter = KnownFacts(facts, self.cached)
+        adapter.strange_fields = self.strange_fields
         async with httpx.AsyncClient(transport=httpx.MockTransport(self)) as client:
-            examined = await examine(instance, KnownFacts(facts), client)  # type: ignore[arg-type]
+            examined = await examine(instance, adapter, client, isolates=isolates)  # type: ignore[arg-type]
         return {finding.check: finding for finding in examined.findings}
 
 
@@ -112,6 +139,8 @@ async def test_a_well_engine(publisher: Publisher) -> None:
         "block size": "ok",
         "key": "ok",
         "event port": "ok",
+        "isolation": "ok",
+        "request fields": "ok",
     }
     assert found["reachable"].seen == "vllm 0.32.0 serves m"
     assert "batch(es) of what was just sent" in found["events"].seen
@@ -231,3 +260,28 @@ def test_block_sizes_that_differ_within_a_model() -> None:
     assert compare([examined("a", "m", 16), examined("b", "m", 16), examined("c", "n", 32)]) == []
     (finding,) = compare([examined("a", "m", 16), examined("b", "m", 32), examined("c", "m", 16)])
     assert (finding.engine, finding.state, finding.seen) == ("*", "warn", "m: 16 on a, c; 32 on b")
+
+
+async def test_an_engine_that_ignores_salts_is_told_with_the_mend(publisher: Publisher) -> None:
+    engine = FakeEngine(WELL, publisher=publisher)
+    engine.honours_salts = False
+    facts = msgspec.structs.replace(FACTS, sources=(publisher.source,))
+    found = (await engine.examine(facts))["isolation"]
+    assert found.state == "warn"
+    assert "reuses across cache salts" in found.seen
+    assert "honours cache_salt" in found.mend
+
+
+async def test_what_lets_others_in_fails_where_tenants_are_kept_apart(publisher: Publisher) -> None:
+    engine = FakeEngine(WELL, publisher=publisher)
+    engine.honours_salts = False
+    facts = msgspec.structs.replace(FACTS, sources=(publisher.source,), open_without_key=True)
+    found = await engine.examine(facts, isolates=True)
+    assert {found[check].state for check in ("isolation", "key")} == {"fail"}
+
+
+async def test_fields_that_nobody_has_reviewed_are_named(publisher: Publisher) -> None:
+    engine = FakeEngine(WELL, publisher=publisher)
+    engine.strange_fields = ("frobnicate", "kv_transfer_params")
+    found = (await engine.examine(msgspec.structs.replace(FACTS, sources=(publisher.source,))))["request fields"]
+    assert (found.state, found.seen) == ("warn", "not reviewed: frobnicate")

@@ -205,6 +205,8 @@ class TestExplain:
     def test_every_candidate_with_its_parts(self, shell: Shell, gateway: str, body: bytes) -> None:
         assert shell("explain", "body.json", "--url", gateway) == 0
         assert Gateway.asked == ("/admin/v1/explain?path=%2Fv1%2Fchat%2Fcompletions", body)
+        assert shell("explain", "body.json", "--url", gateway, "--tenant", "acme") == 0
+        assert Gateway.asked == ("/admin/v1/explain?path=%2Fv1%2Fchat%2Fcompletions&tenant=acme", body)
         assert "m: 5,000 tokens, turn 3, read exact" in shell.out
         for cell in (
             "[::1]:8000/0",

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from router.cli import demo
-from router.cli.keys import pressed
+from router.cli.keyboard import pressed
 from router.cli.traffic import Traffic
 from router.lab.options import SimEngineOptions
 from router.lab.server import SimEngineServer

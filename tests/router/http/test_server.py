@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 
 import pytest
 
+from router.http import connection
 from router.http.messages import Limits
 from router.http.server import serve
 
@@ -668,3 +670,43 @@ async def test_the_peer_is_the_address_without_port(start, dial):
 
 def test_default_limits_suit_balancers():
     assert Limits().keep_alive_s > 60
+
+
+# -- more connections than there may be
+
+
+async def test_a_connection_too_many_is_told_so_and_closed(start, dial):
+    server = await start(connections=2)
+    kept = [await dial(server) for _ in range(2)]
+    for wire in kept:
+        wire.send(_GET % b"/")
+        await wire.answer()
+    over = await dial(server)
+    over.send(_GET % b"/")
+    head, body = await over.answer()
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert b"\r\nconnection: close\r\n" in head
+    assert b'"code":"overloaded"' in body
+    assert await over.to_end() == b""
+    assert server.refused == {503: 1}
+    for wire in kept:
+        wire.send(_GET % b"/")
+        assert (await wire.answer())[0].startswith(b"HTTP/1.1 200 ")
+    kept[0].close()
+    await eventually(lambda: len(server.connections) == 1)
+    late = await dial(server)
+    late.send(_GET % b"/")
+    assert (await late.answer())[0].startswith(b"HTTP/1.1 200 ")
+
+
+async def test_those_beside_the_ones_that_are_told_are_cut(start, dial, monkeypatch):
+    monkeypatch.setattr(connection, "_TOLD_AT_ONCE", 1)
+    server = await start(connections=1)
+    for _ in range(2):
+        await dial(server)
+    await eventually(lambda: len(server.connections) == 2)
+    cut = await dial(server)
+    with contextlib.suppress(ConnectionError):
+        assert await cut.to_end() == b""
+    await eventually(lambda: len(server.connections) == 2)
+    assert server.refused == {503: 1}

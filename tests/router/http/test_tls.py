@@ -32,16 +32,6 @@ BIG = bytes(range(256)) * 32768  # 8 MiB: more than the kernel takes for a clien
 
 
 @pytest.fixture(scope="module")
-def ca(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("ca"), "ca")
-
-
-@pytest.fixture(scope="module")
-def other_ca(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("other"), "other")
-
-
-@pytest.fixture(scope="module")
 def shown(ca: Authority) -> Pair:
     return ca.issue("IP:127.0.0.1", "gateway.test")
 

@@ -6,7 +6,6 @@ free while fewer than 2,048 are under way.
 
 from __future__ import annotations
 
-import heapq
 from array import array
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -18,6 +17,7 @@ from router.routing.bookings import Bookings, Record
 from router.routing.fleet import Rank
 from router.routing.room_rule import RoomRule
 from router.routing.waiting_room import Look, RoomLimits, WaitingRoom
+from tests.timers import Timers
 
 RATES = Rates(c0_ms=0.0, c1_ms=0.1, c2_ms=0.0)
 BLOCK = 16
@@ -51,7 +51,7 @@ class Seat:
         return self.booking is None and self.error is None and not self.cancelled
 
 
-class Hall:
+class Hall(Timers):
     """Engines, a clock, timers, and the room. It is the room's desk, and chooses the least prefill, then the idlest.
 
     alive      engines in rotation
@@ -65,7 +65,7 @@ class Hall:
     def __init__(
         self, *engines: str, rule: RoomRule | None = None, limits: RoomLimits | None = None, model: str = "m"
     ) -> None:
-        self.now = 0.0
+        super().__init__()
         self.bookings = Bookings[Rank]()
         self.bookings.prefill_ended = self._prefill_ended
         self.all: dict[str, Rank] = {}
@@ -78,8 +78,6 @@ class Hall:
         self.looks = 0
         self.plays = False  # whether engines do what they are sent, one prompt after the other
         self._busy_until: dict[str, float] = {}
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._serial = count()
         self._names = count(1000)
         self.room = WaitingRoom(self, call_at=self.call_at, clock=lambda: self.now, rule=rule, limits=limits)
         for engine in engines:
@@ -170,20 +168,7 @@ class Hall:
     def _prefill_ended(self, record: Record[Rank], now: float) -> None:
         self.room.prefill_ended(record.owner, record.prefill_us / 1e3, now)
 
-    # --- clock and timers
-
-    def call_at(self, when: float, call: Callable[[], None]) -> None:
-        heapq.heappush(self._timers, (max(when, self.now), next(self._serial), call))
-
-    @property
-    def timers(self) -> int:
-        return len(self._timers)
-
-    def run_until(self, end: float) -> None:
-        while self._timers and self._timers[0][0] <= end:
-            self.now, _, call = heapq.heappop(self._timers)
-            call()
-        self.now = end
+    # --- clock
 
     def settle(self) -> None:
         """What this moment has brought is looked at."""

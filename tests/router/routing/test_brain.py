@@ -33,6 +33,7 @@ from router.routing.bookings import Bookings
 from router.routing.brain import Brain, Placed
 from router.routing.confidence import Confidence
 from router.routing.fleet import Fleet, Health, Rank
+from router.routing.footprint import Footprints
 from router.routing.index import BlockIndex
 from router.routing.receipts import RECEIPTS
 from router.routing.recent import RecentDispatches
@@ -738,3 +739,25 @@ def test_an_engine_that_answers_nobody_while_others_do_is_out_after_three() -> N
         suspicion = world.rank("dead").suspicion
         assert suspicion == ("3 requests without a first token" if at > 5 else "")
     assert world.place(ask(LONG, id="next")).instance == "well"
+
+
+def test_cold_prompts_of_a_domain_that_fills_too_much_go_to_few_ranks_and_the_others_are_told() -> None:
+    engines = [f"e{number}" for number in range(8)]
+    world = World(*engines, capacity_tokens=10_000, options={"footprints": Footprints(most=0.25)})
+    chosen = set()
+    for number in range(40):
+        booking = world.place(ask(range(number * 10_000, number * 10_000 + 4_000), id=f"r{number}"))
+        chosen.add(booking.instance)
+        world.brain.release(booking.id, outcome())
+    assert len(chosen) > 2
+    late = {
+        world.place(ask(range(number * 10_000, number * 10_000 + 4_000), id=f"r{number}")).instance
+        for number in range(100, 110)
+    }
+    assert len(late) <= 2
+    decision = world.brain.receipt("r109")
+    assert decision is not None
+    assert list(decision.filtered.values()) == ["its domain fills enough of the caches"] * 6
+    other = msgspec.structs.replace(ask(range(9_000_000, 9_004_000), id="other"), domain="calm")
+    world.place(other)
+    assert world.brain.receipt("other").filtered == {}  # type: ignore[union-attr]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -23,6 +22,7 @@ from router.routing.room_rule import RoomRule
 from router.routing.waiting_room import LOOK_AGAIN_S, Look, RoomLimits
 from router.wire import RemotePlacement, WireClient, WireServer, placement_methods
 from tests.router.routing.test_brain import BLOCK, LONG, World, ask, outcome
+from tests.timers import Timers
 
 LONG_MS = 2048 * 0.01983 + 7.95e-7 * 2048 * 1024
 """Prefill of LONG, which just fills an engine: 42.3 ms. Its rest is as long."""
@@ -33,7 +33,7 @@ def text(number: int, tokens: int = 2_048) -> list[int]:
     return list(range(number * 10_000 + 5_000, number * 10_000 + 5_000 + tokens))
 
 
-class Lobby(World):
+class Lobby(World, Timers):
     """A fleet of ready engines, the brain over it, and its waiting room."""
 
     def __init__(
@@ -45,23 +45,8 @@ class Lobby(World):
         **rest: Any,
     ) -> None:
         super().__init__(*engines, **rest)
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._serial = count()
-        self.room = self.brain.open_room(self._call_at, rule=rule, limits=limits, every_policy=every_policy)
-
-    def _call_at(self, when: float, call: Callable[[], None]) -> None:
-        heapq.heappush(self._timers, (max(when, self.now), next(self._serial), call))
-
-    @property
-    def timers(self) -> int:
-        return len(self._timers)
-
-    def run_for(self, seconds: float) -> None:
-        end = self.now + seconds
-        while self._timers and self._timers[0][0] <= end:
-            self.now, _, call = heapq.heappop(self._timers)
-            call()
-        self.now = end
+        Timers.__init__(self, self.now)
+        self.room = self.brain.open_room(self.call_at, rule=rule, limits=limits, every_policy=every_policy)
 
     def booked(self, request: Ask) -> Booking:
         """One that has not to wait."""

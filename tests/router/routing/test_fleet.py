@@ -325,3 +325,78 @@ def test_an_engine_that_was_down_starts_anew() -> None:
     ranks, filtered = fleet.candidates(ask(), now=9.0)
     assert [each.id for each in ranks] == ["a/0"]
     assert filtered == {"b/0": "starting: as many requests as it may have for now"}
+
+
+# --- who may use whom
+
+
+CHAT = "/v1/chat/completions"
+ON_CHAT = frozenset((CHAT,))
+
+
+def isolated(**rest: Any) -> Ask:
+    return ask(**{"tenant": "ten_a", "domain": "tenant:ten_a", "isolated_on": CHAT, **rest})
+
+
+def why_not(fleet: Fleet, request: Ask, id: str) -> str:
+    return fleet.candidates(request, now=0.0)[1].get(f"{id}/0", "")
+
+
+def test_isolated_callers_get_engines_that_were_seen_to_keep_caches_apart() -> None:
+    fleet = fleet_of(instance("a"), instance("b"))
+    assert ids(fleet, isolated()) == []
+    assert ids(fleet, ask()) == ["a/0", "b/0"]
+    fleet.keep_apart("b", ON_CHAT, "seen by events")
+    assert ids(fleet, isolated()) == ["b/0"]
+    assert why_not(fleet, isolated(), "a").startswith("isolation: ")
+    assert why_not(fleet, isolated(isolated_on="/v1/embeddings"), "b") == (
+        "isolation: takes no cache salt on /v1/embeddings"
+    )
+
+
+def test_a_new_process_has_to_be_seen_anew() -> None:
+    fleet = fleet_of(instance("a"), facts=EngineFacts(served=(), boot_id="1"))
+    fleet.keep_apart("a", ON_CHAT, "seen by events")
+    fleet.learn("a", EngineFacts(served=(), boot_id="1"), now=1.0)
+    assert ids(fleet, isolated()) == ["a/0"]
+    fleet.learn("a", EngineFacts(served=(), boot_id="2"), now=1.0)
+    assert ids(fleet, isolated()) == []
+
+
+def test_an_engine_without_a_cache_mixes_none() -> None:
+    fleet = fleet_of(instance("a"), facts=EngineFacts(served=(), prefix_caching=False))
+    assert ids(fleet, isolated()) == ["a/0"]
+
+
+@pytest.mark.parametrize(
+    ("unverified", "domain", "expected"),
+    [
+        ("refuse", "tenant:ten_a", []),
+        ("dedicated", "tenant:ten_a", ["own/0"]),
+        ("dedicated", "key:key_1", []),  # it is its tenant's, and other keys' too
+        ("allow", "tenant:ten_a", ["own/0", "common/0"]),
+    ],
+)
+def test_what_becomes_of_the_others_is_a_setting(unverified: Any, domain: str, expected: list[str]) -> None:
+    fleet = fleet_of(instance("own", labels={"tenant": "ten_a"}), instance("common"))
+    fleet.unverified = unverified
+    assert ids(fleet, isolated(domain=domain)) == expected
+
+
+def test_an_engine_of_one_tenant_takes_nobody_else() -> None:
+    fleet = fleet_of(instance("own", labels={"tenant": "gold"}), instance("common"))
+    assert ids(fleet, ask()) == ["common/0"]
+    assert ids(fleet, ask(tenant="ten_a")) == ["common/0"]
+    assert ids(fleet, ask(tenant="ten_a", labels={"tenant": "gold"})) == ["own/0"]
+    assert ids(fleet, ask(tenant="gold")) == ["own/0", "common/0"]
+    assert why_not(fleet, ask(), "own") == "is kept for one tenant"
+
+
+def test_a_callers_labels_must_be_the_engines() -> None:
+    fleet = fleet_of(instance("a", labels={"zone": "x", "size": "l"}), instance("b", labels={"zone": "y"}))
+    assert ids(fleet, ask(labels={"zone": "x"})) == ["a/0"]
+    assert ids(fleet, ask(labels={"zone": "y"})) == ["b/0"]
+    assert ids(fleet, ask(labels={"zone": "y", "size": "l"})) == []
+    assert why_not(fleet, ask(labels={"zone": "y"}), "a") == "does not have the label zone: y"
+    fleet.remove("b")
+    assert ids(fleet, ask(labels={"zone": "y"})) == []

@@ -20,6 +20,7 @@ from router.serving.engines import Engines
 from router.serving.gateway import Gateway
 from router.serving.models import Models, ServedModel
 from router.serving.proxy import Proxy
+from tests.listener import Listener
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -81,35 +82,18 @@ class FakeEngine:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.seen: list[EngineSide] = []
-        self.url = ""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener = Listener(self._serve_one)
+        self.start, self.stop = self._listener.start, self._listener.stop
 
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._connection, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+    @property
+    def url(self) -> str:
+        return self._listener.url
 
-    async def stop(self) -> None:
-        self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                side = EngineSide(head, b"", writer, reader)
-                side.body = await reader.readexactly(int(side.headers["content-length"]))
-                self.seen.append(side)
-                await self.script(side)
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.transport.abort()
+    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        side = EngineSide(await reader.readuntil(b"\r\n\r\n"), b"", writer, reader)
+        side.body = await reader.readexactly(int(side.headers["content-length"]))
+        self.seen.append(side)
+        await self.script(side)
 
 
 class FakePlacement:
@@ -230,7 +214,12 @@ class Stand:
         self._stack = AsyncExitStack()
 
     async def start(
-        self, *scripts: Script, body_limit: int = 1 << 20, model: Mapping[str, Any] | None = None, **edge: Any
+        self,
+        *scripts: Script,
+        body_limit: int = 1 << 20,
+        connections: int = 100,
+        model: Mapping[str, Any] | None = None,
+        **edge: Any,
     ) -> None:
         """`model`: what differs from the defaults of its `ServedModel`."""
         self.models.replace([self._model(**(model or {}))])
@@ -252,9 +241,11 @@ class Stand:
             listeners=[self.outcomes.append],
             body_limit=body_limit,
             receipts=receipts,
+            limiter=edge.pop("limiter", None),
         )
         self.edge = Edge(self.gateway, self.models, readiness=edge.pop("readiness", self._ready), **edge)
-        server = await serve(self.edge, limits=Limits(write_buffer_bytes=4096))
+        limits = Limits(write_buffer_bytes=4096, connections=connections)
+        server = await serve(self.edge, limits=limits, refuser=self.edge.refuse)
         self._stack.callback(server.close)
         self.port = server.port
 

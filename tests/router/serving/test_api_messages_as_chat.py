@@ -16,43 +16,23 @@ from router.core import Usage
 from router.errors import BadRequest
 from router.serving.apis.messages_as_chat import ChatAsMessages, chat_body, message_of
 from router.serving.apis.responses_as_chat import ChatAsResponse
-from tests.router.serving.stand import EngineSide, Stand
+from tests.router.serving.chat_engine import (
+    DONE,
+    MISSING,
+    THOUGHTS_TEXT_AND_CALLS,
+    USAGE,
+    USAGE_CHUNK,
+    WHOLE_CHATS,
+    chat_only,
+    chunk,
+    read,
+)
+from tests.router.serving.stand import Stand
 
 PATH = "/v1/messages"
 BODY = {"model": "m-chat", "max_tokens": 16, "messages": [{"role": "user", "content": "hello"}]}
 STREAM = {**BODY, "stream": True}
-RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*/*.sse"))
-USAGE = {"prompt_tokens": 72, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 32}}
-MISSING = [
-    (404, b'{"detail":"Not Found"}'),
-    (405, b'{"detail":"Method Not Allowed"}'),
-    (404, b"404 page not found"),
-    (404, b'{"error":{"code":404,"message":"File Not Found","type":"not_found_error"}}'),
-]
-
-
-def chunk(finish: str | None = None, **delta: object) -> bytes:
-    choice = {"index": 0, "delta": delta, "finish_reason": finish}
-    return b"data: %b\n\n" % json.dumps({"id": "c-1", "model": "served", "choices": [choice]}).encode()
-
-
-def call(index: int, arguments: str, **more: Any) -> dict[str, Any]:
-    named = {"name": more.pop("name")} if "name" in more else {}
-    return {"index": index, **more, "function": {**named, "arguments": arguments}}
-
-
-USAGE_CHUNK = b'data: {"choices":[],"usage":%b}\n\n' % json.dumps(USAGE).encode()
-DONE = b"data: [DONE]\n\n"
-
-
-def read(body: bytes) -> list[dict[str, Any]]:
-    """The events, each of which has the name that its data says."""
-    events = []
-    for event in body.split(b"\n\n")[:-1]:
-        name, data = event.split(b"\n")
-        events.append(json.loads(data.removeprefix(b"data: ")))
-        assert name == b"event: " + events[-1]["type"].encode()
-    return events
+ADAPTERS = Path(__file__).parents[2] / "adapters" / "recordings"
 
 
 def message(events: list[dict[str, Any]]) -> dict[str, Any]:
@@ -224,19 +204,7 @@ def stream(*pieces: bytes) -> tuple[ChatAsMessages, bytes]:
 
 
 def test_text_thoughts_and_calls_become_blocks() -> None:
-    relay, body = stream(
-        chunk(role="assistant", content=""),
-        chunk(reasoning="h"),
-        chunk(reasoning="m"),
-        chunk(content="so"),
-        chunk(content=" é"),
-        chunk(tool_calls=[call(0, "", id="t1", name="f")]),
-        chunk(tool_calls=[call(0, '{"a":')]),
-        chunk(tool_calls=[call(1, "{}", id="t2", name="g"), call(0, "1}")]),
-        chunk("tool_calls"),
-        USAGE_CHUNK,
-        DONE,
-    )
+    relay, body = stream(*THOUGHTS_TEXT_AND_CALLS)
     events = read(body)
     assert relay.complete
     assert relay.usage == Usage(72, 7, 32)
@@ -265,7 +233,7 @@ def test_text_thoughts_and_calls_become_blocks() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in RECORDINGS if not any(word in p.stem for word in ("cut", "killed", "sigterm", "n2", "completion"))],
+    WHOLE_CHATS,
     ids=lambda path: f"{path.parent.name}/{path.stem}",
 )
 def test_recorded_streams_cut_anywhere_are_whole_messages(path: Path) -> None:
@@ -324,18 +292,6 @@ def test_a_stream_without_an_end_of_its_choice_is_not_whole(pieces: list[bytes])
 
 
 # -- through the gateway
-
-
-def chat_only(status: int, told: bytes, answers: list[bytes] | bytes) -> Any:
-    async def engine(side: EngineSide) -> None:
-        if side.head.split()[1] != b"/v1/chat/completions":
-            await side.whole(told, status=status)
-        elif isinstance(answers, bytes):
-            await side.whole(answers)
-        else:
-            await side.stream(*answers)
-
-    return engine
 
 
 @pytest.mark.parametrize(("status", "told"), MISSING)
@@ -441,3 +397,32 @@ def test_chunks_of_any_shape_are_translated_or_end_the_stream(make: Any, chunks:
         assert name == b"event: " + json.loads(data.removeprefix(b"data: "))["type"].encode()
     ends = (b"event: message_stop", b"event: response.completed", b"event: response.incomplete")
     assert relay.complete == any(end in passed for end in ends)
+
+
+# -- how many tokens
+
+
+COUNT = "/v1/messages/count_tokens"
+TOOLS = [{"name": "look", "input_schema": {"type": "object"}}]
+
+
+async def test_tokens_are_counted_by_way_of_tokenize(stand: Stand) -> None:
+    recorded = json.loads((ADAPTERS / "vllm-0.32.0" / "tokenize-chat-tools.json").read_text())
+    await stand.start(chat_only(*MISSING[0], json.dumps(recorded["json"]).encode(), path="/tokenize"))
+    asked = {"model": "m-chat", "system": "Be brief.", "messages": BODY["messages"], "tools": TOOLS}
+    for _ in range(2):
+        answer = await stand.ask(asked, path=COUNT)
+        assert (answer.status, answer.json) == (200, {"input_tokens": len(recorded["json"]["tokens"])})
+    paths = [side.head.split()[1] for side in stand.engine.seen]
+    assert paths == [COUNT.encode(), b"/tokenize", b"/tokenize"], "it is known by then"
+    sent = stand.engine.seen[1].json
+    assert sent["messages"] == [{"role": "system", "content": "Be brief."}, *BODY["messages"]]
+    assert (sent["model"], sent["add_generation_prompt"]) == ("served-name", True)
+    assert sent["tools"][0]["function"]["name"] == "look"
+
+
+@pytest.mark.parametrize("told", [b'{"tokens":[1]}', b'{"count":"3"}', b"[]"])
+async def test_what_is_no_count_is_not_told_as_one(stand: Stand, told: bytes) -> None:
+    await stand.start(chat_only(*MISSING[0], told, path="/tokenize"))
+    answer = await stand.ask({"model": "m-chat", "messages": BODY["messages"]}, path=COUNT)
+    assert (answer.status, answer.json["error"]["type"]) == (502, "api_error")

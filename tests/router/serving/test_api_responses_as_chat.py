@@ -13,17 +13,19 @@ import pytest
 from router.core import Usage
 from router.errors import BadRequest
 from router.serving.apis.responses_as_chat import ChatAsResponse, chat_body, response_of
-from tests.router.serving.stand import Stand
-from tests.router.serving.test_api_messages_as_chat import (
+from tests.router.serving.chat_engine import (
     DONE,
     MISSING,
-    RECORDINGS,
+    THOUGHTS_TEXT_AND_CALLS,
     USAGE,
     USAGE_CHUNK,
+    WHOLE_CHATS,
     call,
     chat_only,
     chunk,
 )
+from tests.router.serving.chat_engine import read as read_named
+from tests.router.serving.stand import Stand
 
 PATH = "/v1/responses"
 BODY = {"model": "m-chat", "input": "hello", "max_output_tokens": 16}
@@ -31,13 +33,9 @@ TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "stri
 
 
 def read(body: bytes) -> list[dict[str, Any]]:
-    """The events, each of which has the name that its data says, numbered without a hole."""
-    events = []
-    for number, event in enumerate(body.split(b"\n\n")[:-1]):
-        name, data = event.split(b"\n")
-        events.append(json.loads(data.removeprefix(b"data: ")))
-        assert name == b"event: " + events[-1]["type"].encode()
-        assert events[-1]["sequence_number"] == number
+    """The events, numbered without a hole."""
+    events = read_named(body)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
     return events
 
 
@@ -224,19 +222,7 @@ def stream(*pieces: bytes) -> tuple[ChatAsResponse, bytes]:
 
 
 def test_text_thoughts_and_calls_become_items() -> None:
-    relay, body = stream(
-        chunk(role="assistant", content=""),
-        chunk(reasoning="h"),
-        chunk(reasoning="m"),
-        chunk(content="so"),
-        chunk(content=" é"),
-        chunk(tool_calls=[call(0, "", id="t1", name="f")]),
-        chunk(tool_calls=[call(0, '{"a":')]),
-        chunk(tool_calls=[call(1, "{}", id="t2", name="g"), call(0, "1}")]),
-        chunk("tool_calls"),
-        USAGE_CHUNK,
-        DONE,
-    )
+    relay, body = stream(*THOUGHTS_TEXT_AND_CALLS)
     events = read(body)
     assert relay.complete
     assert relay.usage == Usage(72, 7, 32)
@@ -250,7 +236,7 @@ def test_text_thoughts_and_calls_become_items() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in RECORDINGS if not any(word in p.stem for word in ("cut", "killed", "sigterm", "n2", "completion"))],
+    WHOLE_CHATS,
     ids=lambda path: f"{path.parent.name}/{path.stem}",
 )
 def test_recorded_streams_cut_anywhere_are_whole_responses(path: Path) -> None:

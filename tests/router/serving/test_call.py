@@ -6,7 +6,8 @@ import orjson
 import pytest
 
 from router.core import Prompt
-from router.serving.call import CHAT, COMPLETIONS, Call
+from router.serving.apis import CHAT, COMPLETIONS
+from router.serving.call import Call
 from router.serving.models import Models, ServedModel
 
 

@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
-from itertools import count
 from typing import Any
 
 import pytest
 
 from router.errors import EngineError
 from router.serving.deadlines import Deadlines, TimeLimits
+from tests.timers import Timers
 
 
-class Loop:
+class Loop(Timers):
     """As much of a loop as timers need."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._serial = count()
 
     def time(self) -> float:
         return self.now
 
     def call_later(self, delay: float, call: Callable[[], None]) -> Any:
-        heapq.heappush(self._timers, (self.now + delay, next(self._serial), call))
+        self.call_at(self.now + delay, call)
         return _Handle()
-
-    @property
-    def timers(self) -> int:
-        return len(self._timers)
-
-    def run_for(self, seconds: float) -> None:
-        end = self.now + seconds
-        while self._timers and self._timers[0][0] <= end:
-            self.now, _, call = heapq.heappop(self._timers)
-            call()
-        self.now = end
 
 
 class _Handle:
@@ -57,7 +40,7 @@ class Attempt:
 
 @pytest.fixture
 def loop() -> Loop:
-    return Loop()
+    return Loop(1000.0)
 
 
 def begun(loop: Loop, limits: TimeLimits, *, age_s: float = 0.0) -> tuple[Attempt, Any]:

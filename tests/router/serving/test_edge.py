@@ -137,3 +137,15 @@ async def test_no_origin_is_let_in_by_default(stand: Stand) -> None:
     answer = await stand.ask(method="OPTIONS", path="/v1/models", headers={"origin": "https://chat.example"})
     assert answer.status == 204
     assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/chat/completions", 503), ("/v1/messages", 529), ("/readyz", 503)])
+async def test_a_connection_too_many_is_told_to_try_again(stand: Stand, path: str, status: int) -> None:
+    await stand.start(connections=1)
+    await stand.connect()
+    answer = await stand.ask({}, path=path)
+    assert answer.status == status
+    assert answer.headers["retry-after"] == "1"
+    assert answer.headers["x-request-id"]
+    assert "as many connections" in answer.json["error"]["message"]
+    assert [outcome.error for outcome in stand.outcomes] == ["overloaded"] * (path != "/readyz")

@@ -356,7 +356,10 @@ async def test_every_field_of_ask_and_outcome_is_in_its_place(stand: Stand) -> N
         policy="kv_aware",
         alone=True,
         attempts=1,
+        serial=outcome.serial,
+        route="/v1/chat/completions",
     )
+    assert len(outcome.serial) == 20
     assert outcome.started_at > 1e9 > outcome.took_s > outcome.queue_s > 0
 
 
@@ -646,12 +649,12 @@ async def test_compressed_bodies_reach_the_engine_plain(stand: Stand, coding: st
     ("coding", "body", "status", "code"),
     [
         ("gzip", bytes.fromhex("1f8b0800"), 400, "invalid_body"),
-        ("gzip", gzip.compress(b"{}" * 100)[:-9], 400, "invalid_body"),
+        ("gzip", gzip.compress(b"{}" * 100, mtime=0)[:-9], 400, "invalid_body"),
         ("zstd", zstandard.compress(b"{}" * 1000)[:-3], 400, "invalid_body"),
         ("zstd", b"no zstd", 400, "invalid_body"),
         ("br", b"{}", 415, "unsupported_content_encoding"),
         ("gzip, gzip", b"{}", 415, "unsupported_content_encoding"),
-        ("gzip", gzip.compress(bytes(64 << 20)), 413, "request_too_large"),
+        ("gzip", gzip.compress(bytes(64 << 20), 1, mtime=0), 413, "request_too_large"),
         ("zstd", zstandard.compress(bytes(64 << 20)), 413, "request_too_large"),
         ("deflate", zlib.compress(bytes(64 << 20)), 413, "request_too_large"),
     ],
@@ -1021,6 +1024,35 @@ async def test_a_listener_that_fails_breaks_nothing(stand: Stand, caplog: pytest
     assert (await stand.ask(CHAT)).status == 200
     assert len(stand.outcomes) == 1
     assert "secret" not in caplog.text
+
+
+async def test_a_fallback_that_may_not_be_billed_is_none(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where `ledger.on_missing_price` is `refuse`."""
+    await stand.start(echo)
+    stand.placement.instances.clear()
+    stand.models.replace([ServedModel(CHAT["model"], stand.prompts, fallbacks=("b",)), ServedModel("b", stand.prompts)])
+    assert (await stand.ask(CHAT)).status == 503
+    assert [ask.model for ask in stand.placement.asks] == [CHAT["model"], "b"]
+    monkeypatch.setattr(stand.gateway, "may_bill", lambda caller, model: model != "b")
+    assert (await stand.ask(CHAT)).status == 503
+    assert [ask.model for ask in stand.placement.asks[2:]] == [CHAT["model"]]
+
+
+async def test_a_placement_that_fails_at_the_end_loses_no_outcome(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one may that wakes other requests then, and asks a policy of somebody else's where they go."""
+    await stand.start(echo)
+
+    release = stand.placement.release
+
+    def fail(booking_id: int, outcome: Outcome) -> None:
+        release(booking_id, outcome)
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(stand.gateway, "_release", fail)
+    assert (await stand.ask(CHAT)).status == 200
+    assert len(stand.outcomes) == 1
 
 
 async def test_the_outcome_is_announced_before_the_client_sees_the_end(stand: Stand) -> None:

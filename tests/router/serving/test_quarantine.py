@@ -56,3 +56,12 @@ def test_an_engine_that_was_dead_before_did_not_die_of_this() -> None:
     assert not quarantine.holds(b"innocent")
     clock.now = FALLEN_S
     assert quarantine.note(b"deadly", "a"), "it came back, and died again"
+
+
+def test_what_one_domain_sent_is_not_told_to_another() -> None:
+    quarantine = Quarantine(clock=Clock())
+    for number in range(DEADLY):
+        quarantine.note(b"deadly", f"{number}", "tenant:a")
+    assert quarantine.holds(b"deadly", "tenant:a")
+    assert not quarantine.holds(b"deadly", "tenant:b")
+    assert not quarantine.holds(b"deadly")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import cache
+from random import Random
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from router.serving.splice import _members, splice, value_of, without
 from router.serving.usage import parse_object
@@ -17,20 +17,26 @@ OWNED = ("model", "stream_options", "cache_salt")
 NESTED = b"[" * 1000 + b"]" * 1000  # deeper than msgspec goes, less deep than orjson does
 FIELDS = {"model": b'"served"', "stream_options": b'{"include_usage":true}'}
 
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text()
-    | st.sampled_from(['a"b', "\\", '{"model":1}', "},{", '"stream_options"', "]"]),
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5) | st.sampled_from(OWNED), inner, max_size=4)
-    ),
-    max_leaves=12,
-)
-members = st.lists(st.tuples(st.sampled_from([*OWNED, "a", "messages", "модель"]) | st.text(max_size=4), json_values))
-spaces = st.text(alphabet=" \t\r\n", max_size=3)
+TEXTS = ("", "a", "messages", "модель", 'a"b', "\\", '{"model":1}', "},{", '"stream_options"', "]", *OWNED)
+NUMBERS = (0, -1, 7, 2**53 + 1, -(10**30), 0.5, -0.0, 5e-324, 1.7976931348623157e308)
+
+
+def a_text(dice: Random) -> str:
+    """One of the nasty ones, or characters from all planes but no lone surrogates."""
+    if dice.random() < 0.5:
+        return dice.choice(TEXTS)
+    ends = (0x7F, 0x7F, 0xFF, 0xD7FF, 0x10FFFF)
+    drawn = (dice.randint(0, dice.choice(ends)) for _ in range(dice.randint(0, 6)))
+    return "".join(chr(point) for point in drawn if not 0xD800 <= point <= 0xDFFF)
+
+
+def a_value(dice: Random, depth: int = 3) -> Any:
+    kind = dice.randrange(6 if depth else 4)
+    if kind == 4:
+        return [a_value(dice, depth - 1) for _ in range(dice.randint(0, 4))]
+    if kind == 5:
+        return {a_text(dice): a_value(dice, depth - 1) for _ in range(dice.randint(0, 4))}
+    return dice.choice((None, True, False)) if kind == 0 else dice.choice(NUMBERS) if kind == 1 else a_text(dice)
 
 
 def escaped(key: str) -> str:
@@ -39,62 +45,63 @@ def escaped(key: str) -> str:
     )
 
 
-@st.composite
-def json_objects(draw: st.DrawFn) -> tuple[bytes, list[tuple[str, str]]]:
+def spaces(dice: Random) -> str:
+    return "".join(dice.choices(" \t\r\n", k=dice.choice((0, 0, 1, 3))))
+
+
+def an_object(dice: Random) -> tuple[bytes, list[tuple[str, str]]]:
     """A JSON object as clients may write it, and its members as (decoded key, text of the value)."""
     parts, texts = [], []
-    for key, value in draw(members):
-        name = escaped(key) if draw(st.booleans()) else json.dumps(key, ensure_ascii=draw(st.booleans()))
-        text = json.dumps(value, ensure_ascii=draw(st.booleans()), indent=draw(st.sampled_from([None, 1])))
-        parts.append(f"{draw(spaces)}{name}{draw(spaces)}:{draw(spaces)}{text}{draw(spaces)}")
+    for _ in range(dice.choice((0, 1, 2, 3, 5, 8))):
+        key, value = a_text(dice), a_value(dice)
+        name = escaped(key) if dice.random() < 0.3 else json.dumps(key, ensure_ascii=dice.random() < 0.5)
+        text = json.dumps(value, ensure_ascii=dice.random() < 0.5, indent=dice.choice((None, 1)))
+        parts.append("".join((spaces(dice), name, spaces(dice), ":", spaces(dice), text, spaces(dice))))
         texts.append((key, text))
-    body = f"{draw(spaces)}{{{','.join(parts) or draw(spaces)}}}{draw(spaces)}"
-    return body.encode("utf-8", "surrogatepass"), texts
+    body = f"{spaces(dice)}{{{','.join(parts) or spaces(dice)}}}{spaces(dice)}"
+    return body.encode(), texts
+
+
+@cache
+def objects() -> list[tuple[bytes, list[tuple[str, str]]]]:
+    """The same ones each time, by plain dice: hypothesis takes ten seconds to draw them."""
+    return [an_object(Random(seed)) for seed in range(2000)]
 
 
 def loads(body: bytes) -> list[tuple[str, Any]]:
     return json.loads(body.decode("utf-8", "surrogatepass"), object_pairs_hook=list)
 
 
-@settings(max_examples=2000, deadline=None)
-@given(json_objects(), st.booleans())
-def test_spliced_body_is_the_clients_without_owned_members_plus_ours(
-    made: tuple[bytes, list[tuple[str, str]]], parsed: bool
-) -> None:
-    body, texts = made
-    present = {key for key, _ in texts} if parsed else None
-    spliced = splice(body, FIELDS, present=present)
-    theirs = [pair for pair in loads(body) if pair[0] not in FIELDS]
-    ours = [[name, json.loads(value, object_pairs_hook=list)] for name, value in FIELDS.items()]
-    assert [list(pair) for pair in loads(spliced)] == [list(pair) for pair in theirs] + ours
-    position = 0
-    for key, text in texts:  # every value of theirs stands there byte for byte, in order
-        if key not in FIELDS:
-            position = spliced.index(text.encode("utf-8", "surrogatepass"), position)
+@pytest.mark.parametrize("parsed", [True, False])
+def test_spliced_body_is_the_clients_without_owned_members_plus_ours(parsed: bool) -> None:
+    for body, texts in objects():
+        present = {key for key, _ in texts} if parsed else None
+        spliced = splice(body, FIELDS, present=present)
+        theirs = [pair for pair in loads(body) if pair[0] not in FIELDS]
+        ours = [[name, json.loads(value, object_pairs_hook=list)] for name, value in FIELDS.items()]
+        assert [list(pair) for pair in loads(spliced)] == [list(pair) for pair in theirs] + ours
+        position = 0
+        for key, text in texts:  # every value of theirs stands there byte for byte, in order
+            if key not in FIELDS:
+                position = spliced.index(text.encode("utf-8", "surrogatepass"), position)
 
 
-@settings(max_examples=300, deadline=None)
-@given(json_objects())
-def test_value_of_is_the_value_a_parser_takes(made: tuple[bytes, list[tuple[str, str]]]) -> None:
-    body, texts = made
-    for name in OWNED:
-        expected = dict(texts).get(name)
-        assert value_of(body, name, present=dict(texts)) == value_of(body, name)
-        assert value_of(body, name) == (None if expected is None else expected.encode("utf-8", "surrogatepass"))
+def test_value_of_is_the_value_a_parser_takes() -> None:
+    for body, texts in objects():
+        for name in OWNED:
+            expected = dict(texts).get(name)
+            assert value_of(body, name, present=dict(texts)) == value_of(body, name)
+            assert value_of(body, name) == (None if expected is None else expected.encode("utf-8", "surrogatepass"))
 
 
-@settings(max_examples=500, deadline=None)
-@given(json_objects())
-def test_members_are_found_the_same_way_by_their_texts_and_by_their_brackets(
-    made: tuple[bytes, list[tuple[str, str]]],
-) -> None:
-    body, texts = made
-    found = list(_members(body))
-    with patch("router.serving.splice._values", return_value={}):
-        assert found == list(_members(body))
-    assert [body[member.value : member.end] for member in found] == [
-        text.encode("utf-8", "surrogatepass") for _, text in texts
-    ]
+def test_members_are_found_the_same_way_by_their_texts_and_by_their_brackets() -> None:
+    for body, texts in objects():
+        found = list(_members(body))
+        with patch("router.serving.splice._values", return_value={}):
+            assert found == list(_members(body))
+        assert [body[member.value : member.end] for member in found] == [
+            text.encode("utf-8", "surrogatepass") for _, text in texts
+        ]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ FULL = {"prompt_tokens": 10, "completion_tokens": 2, "prompt_tokens_details": {"
         ({"prompt_tokens": 10, "prompt_tokens_details": None}, Usage(10, 0, None)),
         ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": None}}, Usage(10, 0, None)),
         ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 0}}, Usage(10, 0, 0)),
-        ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 11}}, Usage(10, 0, 10)),
+        ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 11}}, Usage(10, 0, 10, doubtful=True)),
         ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": "8"}}, Usage(10, 0, None)),
         ({"prompt_tokens": -1, "completion_tokens": True}, None),
         ({"total_tokens": 5}, Usage(5, 0, None)),
@@ -31,7 +32,7 @@ FULL = {"prompt_tokens": 10, "completion_tokens": 2, "prompt_tokens_details": {"
         # Anthropic's Messages: they are not
         (
             {"input_tokens": 19, "output_tokens": 3, "cache_creation_input_tokens": 5, "cache_read_input_tokens": 32},
-            Usage(56, 3, 32),
+            Usage(56, 3, 32, cache_write_tokens=5),
         ),
         ({"input_tokens": 40, "cache_read_input_tokens": 0}, Usage(40, 0, 0)),
         ({"input_tokens": "40", "output_tokens": 3}, None),
@@ -41,7 +42,8 @@ FULL = {"prompt_tokens": 10, "completion_tokens": 2, "prompt_tokens_details": {"
     ],
 )
 def test_usage_objects(usage: object, expected: Usage | None) -> None:
-    assert read_usage(usage) == expected
+    read = read_usage(usage)
+    assert read == expected or (read is not None and msgspec.structs.replace(read, raw="") == expected)
 
 
 def test_a_large_answer_is_searched_from_its_end() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +46,7 @@ def make_prompts(executor: Executor) -> Callable[..., ModelPrompts]:
         dialect: str = "vllm",
         unseen_counts: bool = True,
         on_difference: OnDifference = "enforce",
+        chat_template: Path | None = None,
     ) -> ModelPrompts:
         return load_prompts(
             "m-chat",
@@ -56,6 +58,7 @@ def make_prompts(executor: Executor) -> Callable[..., ModelPrompts]:
             limits=limits or PromptLimits(wait_s=10.0),
             unseen_counts=lambda: unseen_counts,
             on_difference=on_difference,
+            chat_template=chat_template,
         )
 
     return make

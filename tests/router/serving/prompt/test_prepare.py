@@ -7,6 +7,7 @@ import threading
 from array import array
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,6 +124,37 @@ def test_every_field_that_is_rendered_changes_the_keys(make_prompts: MakePrompts
     assert found[-1] == found[1], "the effort reaches the demo template as enable_thinking"
     open_end = chat("s", "hello", "Sure", add_generation_prompt=False, continue_final_message=True)
     assert tuple(now(prompts, CHAT, open_end).keys[1]) not in found
+
+
+GOES_ON = {"add_generation_prompt": False, "continue_final_message": True}
+TRIMS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content | trim if m.role == 'assistant' else m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_a_message_goes_on_where_the_template_leaves_its_text_alone(make_prompts: MakePrompts, tmp_path: Path) -> None:
+    trims = tmp_path / "trims.jinja"
+    trims.write_text(TRIMS)
+    ours, trimming = make_prompts(), make_prompts(chat_template=trims)
+    asked = chat("s", "hello")
+    for said, survives in (("Sure, it", True), ("Sure,\n", False), ("\nSure", False)):
+        going_on = chat("s", "hello", said, **GOES_ON)
+        assert ours.is_continued(asked, going_on, said)
+        assert trimming.is_continued(asked, going_on, said) is survives
+        assert not ours.is_continued(asked, going_on, said + "more")
+
+
+def test_sglang_puts_the_text_behind_the_prompt(make_prompts: MakePrompts) -> None:
+    assert make_prompts(dialect="sglang").is_continued(chat("s", "hello"), chat("s", "hello", " so", **GOES_ON), " so")
+
+
+def test_a_message_in_a_chat_that_is_not_read_here_does_not_go_on(prompts: ModelPrompts) -> None:
+    asked, going_on = chat("s", "hello"), chat("s", "hello", "Sure", **GOES_ON)
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+    assert not prompts.is_continued({"messages": [image]}, {"messages": [image, *going_on["messages"]]}, "Sure")
+    prompts.settle(Parity("DEGRADED", "other tokens"))
+    assert not prompts.is_continued(asked, going_on, "Sure")
 
 
 def test_a_client_s_own_template_is_never_rendered(prompts: ModelPrompts) -> None:

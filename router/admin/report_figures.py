@@ -1,0 +1,172 @@
+"""The pictures of a report: plotly's figures as plain data, colours as `var(--name)` of the page's style sheet.
+
+They show the currency most was spent in. What is beyond the SHOWN dearest is one grey part, "others".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from functools import partial
+from typing import Any, NamedTuple
+
+from router.admin.report_table import place
+from router.store.report_lines import Line, Report
+
+SHOWN = 7
+_OTHERS = "others"
+
+_AXIS = {
+    "gridcolor": "var(--grid)",
+    "linecolor": "var(--axis)",
+    "zerolinecolor": "var(--axis)",
+    "tickfont": {"color": "var(--muted)"},
+    "automargin": True,
+}
+_LAYOUT = {
+    "paper_bgcolor": "rgba(0,0,0,0)",
+    "plot_bgcolor": "rgba(0,0,0,0)",
+    "font": {"family": "system-ui, sans-serif", "size": 12, "color": "var(--ink)"},
+    "margin": {"l": 56, "r": 24, "t": 8, "b": 36},
+    "hoverlabel": {
+        "bgcolor": "var(--page)",
+        "bordercolor": "var(--axis)",
+        "font": {"color": "var(--ink)"},
+        "namelength": -1,
+    },
+    "legend": {"orientation": "h", "y": -0.18, "traceorder": "normal"},
+    "bargap": 0.25,
+    "barmode": "stack",
+}
+
+
+class Figure(NamedTuple):
+    """note: how to read it. data, layout: plotly's. height: pixels."""
+
+    title: str
+    note: str
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]
+    height: int = 340
+
+
+def figures(report: Report, over_time: Report) -> list[Figure]:
+    if not report.lines:
+        return []
+    currency = max(report.totals, key=lambda total: total.cost).currency
+    lines = [line for line in report.lines if line.currency == currency]
+    daily = [line for line in over_time.lines if line.currency == currency]
+    by = over_time.by[1] if len(over_time.by) > 1 else None
+    unit = currency or "no price"
+    drawn = [_cost_by_day(daily, by, unit), _tokens_by_day(daily), _hit_rate_by_day(daily)]
+    return [*drawn, _with_and_without_cache(report, lines, unit)] if report.by else drawn
+
+
+def _cost_by_day(daily: Sequence[Line], by: str | None, unit: str) -> Figure:
+    named = {_name(line, by): Decimal(0) for line in daily}
+    for line in daily:
+        named[_name(line, by)] += line.cost
+    dearest = sorted(named, key=lambda name: -named[name])[:SHOWN]
+    rest = [_OTHERS] if len(named) > SHOWN else []
+    data = []
+    for number, name in enumerate([*dearest, *rest]):
+        colour = "var(--rest)" if name is _OTHERS else f"var(--series-{number + 1})"
+        part = [
+            line for line in daily if (_name(line, by) not in dearest if name is _OTHERS else _name(line, by) == name)
+        ]
+        data.append(
+            _bars(name, colour, *_per_day(part, lambda lines: float(sum(line.cost for line in lines))), "%{y:,.4f}")
+        )
+    return Figure(
+        f"Cost by day, {unit}", "By list price, the cache's price for what came from it.", data, _layout(y=unit)
+    )
+
+
+def _tokens_by_day(daily: Sequence[Line]) -> Figure:
+    kinds: list[tuple[str, str, Callable[[Line], int]]] = [
+        ("input, from a cache", "var(--series-3)", lambda line: line.tokens["cache_read"]),
+        ("input, computed", "var(--series-1)", lambda line: line.input_tokens - line.tokens["cache_read"]),
+        ("output", "var(--series-2)", lambda line: line.output_tokens),
+    ]
+    data = [_bars(name, colour, *_per_day(daily, partial(_sum, count)), "%{y:,}") for name, colour, count in kinds]
+    return Figure("Tokens by day", "Each token is in one of the parts.", data, _layout(y="tokens"))
+
+
+def _hit_rate_by_day(daily: Sequence[Line]) -> Figure:
+    def rate(of: Callable[[Line], int]) -> Callable[[Sequence[Line]], float | None]:
+        def of_lines(lines: Sequence[Line]) -> float | None:
+            prompts = sum(line.input_tokens for line in lines)
+            return sum(map(of, lines)) / prompts if prompts else None
+
+        return of_lines
+
+    kinds: list[tuple[str, str, str, Callable[[Line], int]]] = [
+        ("delivered", "var(--series-3)", "solid", lambda line: line.tokens["cache_read"]),
+        ("predicted where it went", "var(--series-1)", "dot", lambda line: line.predicted_hit_tokens),
+        ("best that was anywhere", "var(--muted)", "dot", lambda line: line.best_hit_tokens),
+    ]
+    data = []
+    for name, colour, dash, of in kinds:
+        days, rates = _per_day(daily, rate(of))
+        line = {"color": colour, "dash": dash, "width": 2}
+        data.append({"type": "scatter", "mode": "lines+markers", "name": name, "x": days, "y": rates, "line": line,
+                     "marker": {"size": 5}, "hovertemplate": "%{y:.1%}"})  # fmt: skip
+    return Figure(
+        "Hit rate by day",
+        "Share of the prompt tokens that came from a cache. What an engine does not tell counts as none.",
+        data,
+        _layout(y="", tickformat=".0%", rangemode="tozero"),
+    )
+
+
+def _with_and_without_cache(report: Report, lines: Sequence[Line], unit: str) -> Figure:
+    dearest = sorted(lines, key=lambda line: -line.cost)[: SHOWN * 2]
+    names = [" · ".join(place(line, name) for name in report.by) for line in dearest]
+    costs = [float(line.cost) for line in dearest]
+    saved = [float(line.saved) for line in dearest]
+    data = [
+        {**_bars("cost", "var(--series-1)", costs, names, "%{x:,.4f}"), "orientation": "h"},
+        {**_bars("saved by the cache", "var(--series-3)", saved, names, "%{x:,.4f}"), "orientation": "h"},
+    ]
+    layout = _layout(y="")
+    layout["hovermode"] = "y unified"
+    layout["yaxis"] |= {
+        "ticks": "outside",
+        "tickcolor": "rgba(0,0,0,0)",
+        "autorange": "reversed",
+        "tickfont": {"color": "var(--ink)"},
+        "showgrid": False,
+    }
+    layout["xaxis"] |= {"showgrid": True, "title": {"text": unit}, "type": "linear"}
+    layout["legend"] = {**layout["legend"], "y": 1.02, "yanchor": "bottom"}
+    layout["margin"] = {**layout["margin"], "t": 36, "b": 48}
+    note = f"The dearest lines, {unit}. Both parts together are what it would have cost without a cache."
+    return Figure("What the cache saved", note, data, layout, 110 + 30 * len(dearest))
+
+
+def _sum(count: Callable[[Line], int], lines: Iterable[Line]) -> int:
+    return sum(map(count, lines))
+
+
+def _name(line: Line, by: str | None) -> str:
+    return place(line, by) if by else "all"
+
+
+def _per_day(lines: Iterable[Line], value: Callable[[Sequence[Line]], Any]) -> tuple[list[str], list[Any]]:
+    days: dict[str, list[Line]] = {}
+    for line in lines:
+        days.setdefault(line.where["day"], []).append(line)
+    return sorted(days), [value(days[day]) for day in sorted(days)]
+
+
+def _bars(name: str, colour: str, x: Sequence[Any], y: Sequence[Any], hover: str) -> dict[str, Any]:
+    return {"type": "bar", "name": name, "x": x, "y": y, "marker": {"color": colour}, "hovertemplate": hover}
+
+
+def _layout(*, y: str, **axis: Any) -> dict[str, Any]:
+    return {
+        **_LAYOUT,
+        "hovermode": "x unified",
+        "xaxis": {**_AXIS, "showgrid": False, "showline": True},
+        "yaxis": {**_AXIS, "title": {"text": y, "font": {"color": "var(--muted)", "size": 12}, "standoff": 8}, **axis},
+    }

@@ -1,0 +1,132 @@
+"""What engines cost, hour by hour, divided among those who used them: allocated + idle = cost, to the last unit.
+
+    cost       price per hour × the part of the hour in which a gateway saw the engine
+    share      of a group of requests, the larger of
+                   time:    (prefill_ms + decode_ms) / (ranks × 3,600,000)
+                   memory:  kv_token_s / (capacity_tokens × 3,600)               where the capacity is known
+    allocated  cost × share, rounded down; × 1/Σ shares where they are more than the whole hour
+    idle       what is left of the cost
+
+So whoever fills an engine's memory pays for it as one who keeps it computing: the scarcer of the two is what nobody
+else can have meanwhile (dominant resource: Ghodsi et al., NSDI 2011). The shares are estimates (`ledger/rows.py`), the
+sum is not. The price is the one valid when the hour began, of the table `instance_costs`, else of the configuration.
+
+An hour may be allocated as often as one likes: each time all of it is computed anew, from the sums as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import NamedTuple
+
+from sqlalchemy import RowMapping, and_, bindparam, func, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from router.store.rollup import lock
+from router.store.schema import daily, hourly, instance_costs, instance_hours
+
+_PARTS = 10**12
+_HOUR_S = 3600
+_HOUR_MS = 3_600_000
+_DAY_HOURS = 24
+_KEY = [column.name for column in hourly.primary_key]
+
+
+class Work(NamedTuple):
+    """What one group of requests had of an engine in an hour."""
+
+    time_ms: float
+    kv_token_s: float
+
+
+async def allocate_hour(connection: AsyncConnection, hour: int) -> None:
+    """hour: hours since 1970-01-01 UTC."""
+    await lock(connection, shared=False)
+    engines = (await connection.execute(select(instance_hours).where(instance_hours.c.hour == hour))).mappings().all()
+    for engine in engines:
+        price, currency = await _price(connection, engine)
+        cost = int(price * _PARTS * _seen_share(engine))
+        idle = cost - await _allocate(connection, engine, cost)
+        await connection.execute(
+            update(instance_hours)
+            .where(instance_hours.c.hour == hour, instance_hours.c.instance == engine["instance"])
+            .values(currency=currency, cost=Decimal(cost) / _PARTS, idle=Decimal(idle) / _PARTS)
+        )
+    if engines:
+        await _carry_to_day(connection, hour // _DAY_HOURS)
+
+
+async def _allocate(connection: AsyncConnection, engine: RowMapping, cost: int) -> int:
+    """To those who used the engine. Returns how much that is."""
+    query = select(*hourly.primary_key, hourly.c.prefill_ms, hourly.c.decode_ms, hourly.c.kv_token_s).where(
+        hourly.c.hour == engine["hour"], hourly.c.instance == engine["instance"]
+    )
+    groups = (await connection.execute(query.order_by(*hourly.primary_key))).mappings().all()
+    works = [Work(group["prefill_ms"] + group["decode_ms"], group["kv_token_s"]) for group in groups]
+    parts = divide(cost, works, ranks=engine["ranks"], capacity_tokens=engine["capacity_tokens"])
+    if groups:
+        own = [
+            {**{f"key_{name}": group[name] for name in _KEY}, "own": Decimal(part) / _PARTS}
+            for group, part in zip(groups, parts, strict=True)
+        ]
+        same = and_(*(hourly.c[name] == bindparam(f"key_{name}") for name in _KEY))
+        await connection.execute(update(hourly).where(same).values(own_cost=bindparam("own")), own)
+    return sum(parts)
+
+
+async def _carry_to_day(connection: AsyncConnection, day: int) -> None:
+    names = [column.name for column in daily.primary_key if column.name != "day"]
+    own = (
+        select(*(hourly.c[name] for name in names), func.sum(hourly.c.own_cost).label("own_cost"))
+        .where(hourly.c.hour.between(day * _DAY_HOURS, (day + 1) * _DAY_HOURS - 1))
+        .group_by(*(hourly.c[name] for name in names))
+        .subquery()
+    )
+    same = and_(daily.c.day == day, *(daily.c[name] == own.c[name] for name in names))
+    await connection.execute(update(daily).where(same).values(own_cost=own.c.own_cost))
+
+
+def divide(cost: int, works: Sequence[Work], *, ranks: int, capacity_tokens: int) -> list[int]:
+    """Whole parts of `cost`, one for each, together never more than it."""
+    shares = [
+        max(
+            work.time_ms / (ranks * _HOUR_MS),
+            work.kv_token_s / (capacity_tokens * _HOUR_S) if capacity_tokens else 0.0,
+        )
+        for work in works
+    ]
+    whole = max(1.0, sum(shares))
+    parts: list[int] = []
+    left = cost
+    for share in shares:  # in whole numbers, since a float of this size has lost its last digits
+        parts.append(min(left, cost * int(share / whole * _PARTS) // _PARTS))
+        left -= parts[-1]
+    return parts
+
+
+async def _price(connection: AsyncConnection, engine: RowMapping) -> tuple[Decimal, str]:
+    """Money for an hour of it, and the currency."""
+    begins = engine["hour"] * _HOUR_S
+    costs = instance_costs.c
+    found = (
+        await connection.execute(
+            select(costs.per_hour, costs.currency)
+            .where(
+                costs.instance == engine["instance"],
+                costs.valid_from <= begins,
+                costs.valid_to.is_(None) | (costs.valid_to > begins),
+            )
+            .order_by(costs.valid_from.desc())
+            .limit(1)
+        )
+    ).first()
+    if found is not None:
+        return found.per_hour, found.currency
+    return engine["per_hour"] or Decimal(0), engine["currency"]
+
+
+def _seen_share(engine: RowMapping) -> Decimal:
+    begins = engine["hour"] * _HOUR_S
+    seen_s = min(engine["seen_to"], begins + _HOUR_S) - max(engine["seen_from"], begins)
+    return min(Decimal(1), max(Decimal(0), Decimal(seen_s) / _HOUR_S))
