@@ -100,7 +100,7 @@ class TraceLog:
         self._next = 0
         self._bytes = 0
         self._ended: list[tuple[Ask, Outcome]] = []
-        self._unknown: OrderedDict[int, list[int]] = OrderedDict()  # text key → numbers of rows that lack its tokens
+        self._unknown: OrderedDict[int, tuple[int, ...]] = OrderedDict()  # text key → numbers of rows without its tokens
 
     def __len__(self) -> int:
         """Requests kept."""
@@ -193,9 +193,9 @@ class TraceLog:
     def _remember(self, text_keys: Sequence[tuple[int, int]]) -> None:
         """The row to be written lacks the tokens of these texts."""
         for name, _ in text_keys:
-            rows = self._unknown.setdefault(name, [])
+            rows = self._unknown.get(name, ())
             if len(rows) < _ROWS_OF_A_NAME:
-                rows.append(self._next)
+                self._unknown[name] = (*rows, self._next)
         if len(self._unknown) > _MOST_NAMES:
             for name in list(islice(self._unknown, _NAMES)):
                 del self._unknown[name]
