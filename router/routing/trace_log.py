@@ -100,7 +100,7 @@ class TraceLog:
         self._next = 0
         self._bytes = 0
         self._ended: list[tuple[Ask, Outcome]] = []
-        self._unknown: OrderedDict[int, tuple[int, ...]] = OrderedDict()  # text key → numbers of rows without its tokens
+        self._unknown: OrderedDict[int, tuple[int, ...]] = OrderedDict()  # text key → rows without its tokens
 
     def __len__(self) -> int:
         """Requests kept."""
