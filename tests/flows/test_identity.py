@@ -37,7 +37,8 @@ async def test_the_first_tenant_ends_the_open_mode_without_a_restart(site: Site)
     key = await (await accounts(site, client)).new(models=["demo"])
 
     async def is_known() -> bool:
-        return bool((await client.running.live.readiness())["auth"]["keys"] == 1)
+        auth = (await client.running.live.readiness())["auth"]
+        return (auth["mode"], auth["keys"]) == ("keys", 1)
 
     await until(is_known, what="the key is known")
     with pytest.raises(openai.AuthenticationError) as refused:
