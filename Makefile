@@ -30,7 +30,7 @@ dev: $(VENV)/.dev       ## what testing needs on top (about 1 minute)
 run: $(VENV)/.run       ## gateway, three simulated engines, a live table; ends with ctrl-c
 	$(BIN)/warmroute demo
 
-test: $(VENV)/.dev      ## the whole test suite on all cores, or ARGS=tests/folder (about 4 minutes)
+test: $(VENV)/.dev      ## the whole test suite on all cores, or ARGS=tests/folder (about 6 minutes)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 check: $(VENV)/.dev     ## format, lint, types, import directions (about 1 minute)
