@@ -1,4 +1,4 @@
-"""The pictures of a report: plotly's figures as plain data, colours as `var(--name)` of the page's style sheet.
+"""The pictures of a report.
 
 They show the currency most was spent in. What is beyond the SHOWN dearest is one grey part, "others".
 """
@@ -8,46 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from router.admin.report_table import place
+from router.plots import AXIS, LAYOUT, Figure, axis_title
 from router.store.report_lines import Line, Report
 
 SHOWN = 7
 _OTHERS = "others"
 
-_AXIS = {
-    "gridcolor": "var(--grid)",
-    "linecolor": "var(--axis)",
-    "zerolinecolor": "var(--axis)",
-    "tickfont": {"color": "var(--muted)"},
-    "automargin": True,
-}
 _LAYOUT = {
-    "paper_bgcolor": "rgba(0,0,0,0)",
-    "plot_bgcolor": "rgba(0,0,0,0)",
-    "font": {"family": "system-ui, sans-serif", "size": 12, "color": "var(--ink)"},
+    **LAYOUT,
     "margin": {"l": 56, "r": 24, "t": 8, "b": 36},
-    "hoverlabel": {
-        "bgcolor": "var(--page)",
-        "bordercolor": "var(--axis)",
-        "font": {"color": "var(--ink)"},
-        "namelength": -1,
-    },
     "legend": {"orientation": "h", "y": -0.18, "traceorder": "normal"},
     "bargap": 0.25,
     "barmode": "stack",
 }
-
-
-class Figure(NamedTuple):
-    """note: how to read it. data, layout: plotly's. height: pixels."""
-
-    title: str
-    note: str
-    data: list[dict[str, Any]]
-    layout: dict[str, Any]
-    height: int = 340
 
 
 def figures(report: Report, over_time: Report) -> list[Figure]:
@@ -167,6 +143,6 @@ def _layout(*, y: str, **axis: Any) -> dict[str, Any]:
     return {
         **_LAYOUT,
         "hovermode": "x unified",
-        "xaxis": {**_AXIS, "showgrid": False, "showline": True},
-        "yaxis": {**_AXIS, "title": {"text": y, "font": {"color": "var(--muted)", "size": 12}, "standoff": 8}, **axis},
+        "xaxis": {**AXIS, "showgrid": False, "showline": True},
+        "yaxis": {**AXIS, "title": axis_title(y), **axis},
     }

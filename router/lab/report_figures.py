@@ -7,37 +7,23 @@ a policy bears its name, and its colour, which is the same in all pictures.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from router.lab.measures import FIXED, SCALED, Measures, quantile
 from router.lab.report import LENGTH_CLASSES, Report, cumulative_ttft, percent, queue, tpots_ms, ttfts_by_length
+from router.plots import AXIS, LAYOUT, Figure, axis_title
 
 SERIES_COLOURS = 8
 _DASHES = ("solid", "dash", "dot")  # colours begin anew after the last; lines and bars look different then
 _PATTERNS = ("", "/", "x")
 _STATISTICS = ("mean", "p50", "p90", "p99")
 
-_AXIS = {
-    "gridcolor": "var(--grid)",
-    "linecolor": "var(--axis)",
-    "zerolinecolor": "var(--axis)",
-    "tickfont": {"color": "var(--muted)"},
-    "title": {"font": {"color": "var(--muted)", "size": 12}, "standoff": 8},
-    "automargin": True,
-}
+_AXIS = {**AXIS, "title": axis_title()}
 _TEMPLATE = {
     "layout": {
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"family": "system-ui, sans-serif", "size": 12, "color": "var(--ink)"},
+        **LAYOUT,
         "margin": {"l": 56, "r": 24, "t": 8, "b": 44},
         "showlegend": False,
-        "hoverlabel": {
-            "bgcolor": "var(--page)",
-            "bordercolor": "var(--axis)",
-            "font": {"color": "var(--ink)"},
-            "namelength": -1,
-        },
         "bargap": 0.3,
         "bargroupgap": 0.1,
         "xaxis": {**_AXIS, "showgrid": False, "showline": True, "zeroline": False},
@@ -58,16 +44,6 @@ _POLICIES = {
     "ticklen": 6,
     "tickcolor": "rgba(0,0,0,0)",
 }
-
-
-class Figure(NamedTuple):
-    """note: how to read it. data, layout: plotly's. height: pixels."""
-
-    title: str
-    note: str
-    data: list[dict[str, Any]]
-    layout: dict[str, Any]
-    height: int = 340
 
 
 def figures(report: Report) -> list[Figure]:

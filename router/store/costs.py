@@ -23,10 +23,10 @@ from typing import NamedTuple
 from sqlalchemy import RowMapping, and_, bindparam, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from router.store.money import PARTS
 from router.store.rollup import lock
 from router.store.schema import daily, hourly, instance_costs, instance_hours
 
-_PARTS = 10**12
 _HOUR_S = 3600
 _HOUR_MS = 3_600_000
 _DAY_HOURS = 24
@@ -46,12 +46,12 @@ async def allocate_hour(connection: AsyncConnection, hour: int) -> None:
     engines = (await connection.execute(select(instance_hours).where(instance_hours.c.hour == hour))).mappings().all()
     for engine in engines:
         price, currency = await _price(connection, engine)
-        cost = int(price * _PARTS * _seen_share(engine))
+        cost = int(price * PARTS * _seen_share(engine))
         idle = cost - await _allocate(connection, engine, cost)
         await connection.execute(
             update(instance_hours)
             .where(instance_hours.c.hour == hour, instance_hours.c.instance == engine["instance"])
-            .values(currency=currency, cost=Decimal(cost) / _PARTS, idle=Decimal(idle) / _PARTS)
+            .values(currency=currency, cost=Decimal(cost) / PARTS, idle=Decimal(idle) / PARTS)
         )
     if engines:
         await _carry_to_day(connection, hour // _DAY_HOURS)
@@ -67,7 +67,7 @@ async def _allocate(connection: AsyncConnection, engine: RowMapping, cost: int) 
     parts = divide(cost, works, ranks=engine["ranks"], capacity_tokens=engine["capacity_tokens"])
     if groups:
         own = [
-            {**{f"key_{name}": group[name] for name in _KEY}, "own": Decimal(part) / _PARTS}
+            {**{f"key_{name}": group[name] for name in _KEY}, "own": Decimal(part) / PARTS}
             for group, part in zip(groups, parts, strict=True)
         ]
         same = and_(*(hourly.c[name] == bindparam(f"key_{name}") for name in _KEY))
@@ -100,7 +100,7 @@ def divide(cost: int, works: Sequence[Work], *, ranks: int, capacity_tokens: int
     parts: list[int] = []
     left = cost
     for share in shares:  # in whole numbers, since a float of this size has lost its last digits
-        parts.append(min(left, cost * int(share / whole * _PARTS) // _PARTS))
+        parts.append(min(left, cost * int(share / whole * PARTS) // PARTS))
         left -= parts[-1]
     return parts
 

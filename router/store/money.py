@@ -13,7 +13,8 @@ from typing import Any
 from sqlalchemy import BigInteger, Dialect
 from sqlalchemy.types import TypeDecorator
 
-PARTS = Decimal(10**12)
+PARTS = 10**12
+"""Of a unit of money: what is kept are whole numbers of them."""
 
 
 class Money(TypeDecorator[Decimal]):
@@ -23,7 +24,7 @@ class Money(TypeDecorator[Decimal]):
     cache_ok = True
 
     def process_bind_param(self, value: Decimal | None, dialect: Dialect) -> Any:
-        return None if value is None else int((value * PARTS).to_integral_value())
+        return None if value is None else int((Decimal(value) * PARTS).to_integral_value())
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Decimal | None:
         return None if value is None else Decimal(int(value)) / PARTS

@@ -24,6 +24,7 @@ from router.store import admin_keys
 from router.store.edits import Edit
 from router.store.ids import LIMIT, PROJECT, TENANT, new_id
 from router.store.keys import key_mac
+from router.store.money import PARTS
 from router.store.schema import keys, limits, projects, tenants
 
 _DURATION = re.compile(r"([1-9]\d{0,4})(s|m|h|d|mo)\Z")
@@ -201,7 +202,7 @@ async def _bound(edit: Edit, level: str, owner: str, body: _Bounds) -> None:
         ("requests", "1m", body.rpm_limit, None),
         ("tokens", "1m", body.tpm_limit, None),
         ("parallel", "", body.max_parallel_requests, None),
-        ("money", window, None if body.max_budget is None else int(body.max_budget * 10**12), "USD"),
+        ("money", window, None if body.max_budget is None else int(body.max_budget * PARTS), "USD"),
     ]
     for measure, duration, amount, currency in wanted:
         if amount is not None:
