@@ -5,6 +5,7 @@ They show the currency most was spent in. What is beyond the SHOWN dearest is on
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from functools import partial
@@ -25,6 +26,9 @@ _LAYOUT = {
     "barmode": "stack",
 }
 
+_DAY_MS = 86_400_000
+_BAR_MS = 0.75 * _DAY_MS  # a lone bar has no neighbour to be measured by
+
 
 def figures(report: Report, over_time: Report) -> list[Figure]:
     if not report.lines:
@@ -34,7 +38,11 @@ def figures(report: Report, over_time: Report) -> list[Figure]:
     daily = [line for line in over_time.lines if line.currency == currency]
     by = over_time.by[1] if len(over_time.by) > 1 else None
     unit = currency or "no price"
-    drawn = [_cost_by_day(daily, by, unit), _tokens_by_day(daily), _hit_rate_by_day(daily)]
+    days = _days(report)
+    drawn = [
+        figure._replace(layout={**figure.layout, "xaxis": {**figure.layout["xaxis"], **days}})
+        for figure in (_cost_by_day(daily, by, unit), _tokens_by_day(daily), _hit_rate_by_day(daily))
+    ]
     return [*drawn, _with_and_without_cache(report, lines, unit)] if report.by else drawn
 
 
@@ -51,7 +59,7 @@ def _cost_by_day(daily: Sequence[Line], by: str | None, unit: str) -> Figure:
             line for line in daily if (_name(line, by) not in dearest if name is _OTHERS else _name(line, by) == name)
         ]
         data.append(
-            _bars(name, colour, *_per_day(part, lambda lines: float(sum(line.cost for line in lines))), "%{y:,.4f}")
+            _day_bars(name, colour, *_per_day(part, lambda lines: float(sum(line.cost for line in lines))), "%{y:,.4f}")
         )
     return Figure(
         f"Cost by day, {unit}", "By list price, the cache's price for what came from it.", data, _layout(y=unit)
@@ -64,7 +72,7 @@ def _tokens_by_day(daily: Sequence[Line]) -> Figure:
         ("input, computed", "var(--series-1)", lambda line: line.input_tokens - line.tokens["cache_read"]),
         ("output", "var(--series-2)", lambda line: line.output_tokens),
     ]
-    data = [_bars(name, colour, *_per_day(daily, partial(_sum, count)), "%{y:,}") for name, colour, count in kinds]
+    data = [_day_bars(name, colour, *_per_day(daily, partial(_sum, count)), "%{y:,}") for name, colour, count in kinds]
     return Figure("Tokens by day", "Each token is in one of the parts.", data, _layout(y="tokens"))
 
 
@@ -137,6 +145,25 @@ def _per_day(lines: Iterable[Line], value: Callable[[Sequence[Line]], Any]) -> t
 
 def _bars(name: str, colour: str, x: Sequence[Any], y: Sequence[Any], hover: str) -> dict[str, Any]:
     return {"type": "bar", "name": name, "x": x, "y": y, "marker": {"color": colour}, "hovertemplate": hover}
+
+
+def _day_bars(name: str, colour: str, days: Sequence[str], y: Sequence[Any], hover: str) -> dict[str, Any]:
+    return {**_bars(name, colour, days, y, hover), "width": _BAR_MS}
+
+
+def _days(report: Report) -> dict[str, Any]:
+    """An axis of all its days, also of those on which nothing was used."""
+    ends = [f"{report.first - datetime.timedelta(days=1)} 12:00", f"{report.last} 12:00"]
+    axis: dict[str, Any] = {
+        "type": "date",
+        "range": ends,
+        "tickformat": "%-d %b",
+        "minallowed": ends[0],
+        "maxallowed": ends[1],
+    }
+    if report.last - report.first < datetime.timedelta(days=14):
+        axis |= {"tick0": report.first.isoformat(), "dtick": _DAY_MS}  # else a day would be named more than once
+    return axis
 
 
 def _layout(*, y: str, **axis: Any) -> dict[str, Any]:
