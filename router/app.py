@@ -44,7 +44,7 @@ from router.life import Signals
 from router.live import LiveView, feed_counts, room_figures
 from router.prover import Prover
 from router.reload import compare
-from router.roster import Changes, Roster, load_adapters
+from router.roster import Changes, Roster, close_adapters, load_adapters
 from router.routing import persist
 from router.routing.bookings import Bookings
 from router.routing.brain import Brain, Placed
@@ -216,8 +216,7 @@ class Running:
             rule, limits = room_settings(config.waiting_room)
             brain.open_room(_timer(clock), rule=rule, limits=limits)
         adapters = load_adapters()
-        for adapter in adapters.values():
-            self._at_end(adapter.aclose)
+        self._at_end(partial(close_adapters, adapters))
         index_file = state / "index"
         feed = Feed(
             fleet=fleet,

@@ -60,8 +60,14 @@ class Discovery(Protocol):
 
 
 def load_adapters() -> dict[str, Any]:
-    """One of each installed adapter, by name; the caller closes them."""
+    """One of each installed adapter, by name; the caller closes them (`close_adapters`)."""
     return {name: plugins.load(plugins.ADAPTERS, name)() for name in plugins.names(plugins.ADAPTERS)}
+
+
+async def close_adapters(adapters: Mapping[str, Any]) -> None:
+    """All that are there by now: those that engines name by `module:attr` come later than the installed ones."""
+    for adapter in adapters.values():
+        await adapter.aclose()
 
 
 async def recognise(engine: Engine, url: str, adapters: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from router.cli.parity_check import check_parity
 from router.cli.store_check import check_store
 from router.config import Config
 from router.errors import EngineTlsError
-from router.roster import load_adapters
+from router.roster import close_adapters, load_adapters
 from router.tls import client_context
 
 AT_ONCE = 16
@@ -55,8 +55,7 @@ async def examine_all(config: Config) -> list[Finding]:
         known = await known_engines(config, adapters)
         examined = await asyncio.gather(*(_examine(config, one, gate) for one in known))
     finally:
-        for adapter in adapters.values():
-            await adapter.aclose()
+        await close_adapters(adapters)
     return [finding for one in examined for finding in one.findings] + compare(examined) + await check_store(config)
 
 

@@ -19,7 +19,7 @@ from router.cli.live_table import cache_filled
 from router.config import Config
 from router.core import Instance, Load
 from router.errors import ConfigError, EngineError
-from router.roster import load_adapters
+from router.roster import close_adapters, load_adapters
 from router.routing.bookings import Bookings
 from router.routing.copies import Copies, count_copies
 from router.routing.feed import Feed
@@ -240,8 +240,7 @@ async def observe(
         finally:
             await observer.stop()
     finally:
-        for adapter in adapters.values():
-            await adapter.aclose()
+        await close_adapters(adapters)
 
 
 async def _instances(config: Config, adapters: dict[str, Any]) -> tuple[list[Instance], dict[str, str]]:

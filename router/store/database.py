@@ -6,6 +6,9 @@ finding the database locked half-way.
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -15,11 +18,13 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.util import await_only
 
 from router.errors import StoreUnavailable
 
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
 _BUSY_S = 10
+_AGAIN_S = 0.02
 _CONNECT_S = 5
 _WRITES = "warmroute_writes"
 _NOT_THERE = ("08", "28", "3D", "53", "57")
@@ -82,9 +87,24 @@ def open_database(url: str, *, pool_size: int = 5) -> Database:
 def _prepare_sqlite(connection: Any, _: Any) -> None:
     connection.isolation_level = None  # the driver's own BEGIN would come too late, and deferred
     cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", f"busy_timeout={_BUSY_S * 1000}"):
+    _write_ahead(cursor)
+    for pragma in ("synchronous=NORMAL", "foreign_keys=ON"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+
+
+def _write_ahead(cursor: Any) -> None:
+    """Does nothing to a file that is in this mode already, as it is from the first time on. The switch itself waits for
+    nobody, whatever the busy timeout is: of several processes that open a new file at once, all but one are refused."""
+    until = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() >= until:
+                raise
+            await_only(asyncio.sleep(_AGAIN_S))
 
 
 def _begin_sqlite(connection: Any) -> None:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from adapters.openai import OpenAIAdapter
 from router import plugins
 from tests.cases.stand import case_input
 from tests.flows.held_engine import HeldEngine
@@ -742,3 +743,20 @@ async def test_an_engine_that_is_not_there_cannot_be_drained(site: Site, engine:
     client = await site.gateway({"url": engine.url}, models=OWN)
     answer = await client.http.post(f"{client.running.admin_url}/admin/v1/instances/nobody/drain")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "instance_not_found")
+
+
+class OfTheEngines(OpenAIAdapter):
+    """One that an engine names, and nobody has installed."""
+
+    closed = 0
+
+    async def aclose(self) -> None:
+        type(self).closed += 1
+        await super().aclose()
+
+
+async def test_an_adapter_that_an_engine_names_is_closed_with_the_gateway(site: Site, engine: HeldEngine) -> None:
+    kind = f"{__name__}:{OfTheEngines.__name__}"
+    async with site.running({"url": engine.url, "kind": kind}, models=OWN):
+        assert OfTheEngines.closed == 0
+    assert OfTheEngines.closed == 1

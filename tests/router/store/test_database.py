@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import asyncio
+import sqlite3
+from pathlib import Path
+
 import pytest
 from sqlalchemy import insert, select
 from sqlalchemy.exc import IntegrityError
@@ -68,3 +72,17 @@ def test_what_is_no_url_of_ours_is_not_shown(url: str) -> None:
     with pytest.raises(ValueError, match=r"^(must begin with|is no URL)") as refused:
         open_database(url)
     assert "secret" not in str(refused.value)
+
+
+async def test_a_new_file_that_another_process_is_writing_is_waited_for(tmp_path: Path) -> None:
+    """The switch to WAL is refused at once then, whatever the busy timeout is."""
+    file = tmp_path / "new.sqlite"
+    other = sqlite3.connect(file, isolation_level=None)
+    other.execute("CREATE TABLE others (x)")
+    other.execute("BEGIN IMMEDIATE")
+    asyncio.get_running_loop().call_later(0.05, other.execute, "COMMIT")
+    database = open_database(f"sqlite:///{file}")
+    async with database.read() as connection:
+        assert (await connection.exec_driver_sql("PRAGMA journal_mode")).scalar() == "wal"
+    await database.aclose()
+    other.close()
