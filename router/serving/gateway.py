@@ -374,6 +374,7 @@ class Gateway:
 
     def _failure(self, passage: Passage, reply: Reply, error: WarmrouteError, *, final: bool = False) -> Outcome:
         answered = final and isinstance(error, ClientError) and not reply.started
+        error.__traceback__ = None  # its frames know it and the attempt: all would stay until a garbage collection
         return passage.outcome(
             reply,
             status=reply.status if final and reply.status else reply.api.status(error),

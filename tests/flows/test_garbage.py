@@ -7,21 +7,14 @@ client's parsed body with it. Such cycles cost a seventh of a request's CPU when
 from __future__ import annotations
 
 import asyncio
-import gc
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 
 import pytest
 
 from tests.flows.site import CHAT, Client, Site, chat, essay, said, until
+from tests.garbage import gathered
 
-OURS = (
-    "router.core",
-    "router.http.upstream.Exchange",
-    "router.routing",
-    "router.serving",
-)  # the rest is the engine's, too
 TIMES = 5
 
 
@@ -52,21 +45,11 @@ async def waited_in_the_room(client: Client) -> None:
 async def test_a_request_that_is_over_leaves_no_garbage(site: Site, work: Callable[[Client], Awaitable[None]]) -> None:
     client = await site.gateway(await site.engine(), waiting_room={"free_tokens": 256})
     await work(client)  # what is made once for all requests
-    left: Counter[str] = Counter()
-    gc.collect()
-    gc.disable()
-    try:
+    with gathered() as left:
         for _ in range(TIMES):
             await work(client)
         await until(partial(_nothing_runs, client), what="all have ended")
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        gc.collect()
-        left.update(f"{type(thing).__module__}.{type(thing).__qualname__}" for thing in gc.garbage)
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
-    assert not {kind: count for kind, count in left.items() if kind.startswith(OURS)}
+    assert not left
 
 
 async def _nothing_runs(client: Client) -> bool:
