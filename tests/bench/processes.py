@@ -39,6 +39,13 @@ class Measured:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
+    def move_children(self, core: int) -> None:
+        """Give what it has started (of `warmroute serve`: the admin process, the ledger's writer) another core."""
+        for children in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
+            for child in children.read_text().split():
+                for thread in Path(f"/proc/{child}/task").iterdir():
+                    os.sched_setaffinity(int(thread.name), {core})
+
 
 def end_cleanly_when_told() -> None:
     """SIGTERM becomes SystemExit, so that whatever a benchmark has started ends with it."""
