@@ -49,7 +49,9 @@ class Authority(Pair):
         self._name = name
         self._issued = 0
         new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-        _openssl("req", "-x509", *new_key, "-subj", f"/CN={name}", "-days", "2", "-keyout", self.key, "-out", self.cert)
+        may = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")  # Python 3.13 and later ask for it
+        named = ("-subj", f"/CN={name}", "-days", "2")
+        _openssl("req", "-x509", *new_key, *may, *named, "-keyout", self.key, "-out", self.cert)
 
     def issue(self, *names: str) -> Pair:
         """For host names; an address is written "IP:127.0.0.1"."""
@@ -58,7 +60,7 @@ class Authority(Pair):
         pair = Pair(stem.with_suffix(".pem"), stem.with_suffix(".key"))
         request, extension = stem.with_suffix(".csr"), stem.with_suffix(".ext")
         alternatives = ",".join(name if ":" in name else f"DNS:{name}" for name in names)
-        extension.write_text(f"subjectAltName={alternatives}\n")
+        extension.write_text(f"subjectAltName={alternatives}\nauthorityKeyIdentifier=keyid\n")
         new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
         _openssl("req", "-new", *new_key, "-subj", f"/CN={names[0]}", "-keyout", pair.key, "-out", request)
         signed = ("-CA", self.cert, "-CAkey", self.key, "-set_serial", str(self._issued + 1), "-days", "2")

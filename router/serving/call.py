@@ -27,6 +27,7 @@ from router.serving.resume import Transcript, continued, continued_body, may_be_
 from router.serving.splice import splice, value_of
 from router.serving.sse import EventRelay
 
+_DEEPEST = 1024  # levels of a body, as orjson has it
 _ASK_FOR_USAGE = b'{"include_usage":true}'
 TRACE_HEADERS = frozenset((b"traceparent", b"tracestate"))
 _SESSION_HEADERS = (
@@ -276,11 +277,29 @@ def parse_body(body: bytes) -> dict[str, Any]:
 
 def _parse_leniently(body: bytes) -> Any:
     try:
-        return json.loads(body.decode("utf-8"))
+        parsed = json.loads(body.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise BadRequest("The request body is not valid UTF-8.", code="invalid_unicode") from error
     except (ValueError, RecursionError) as error:
         raise BadRequest("The request body is not valid JSON.", code="invalid_json") from error
+    if _nests_deeper_than(_DEEPEST, parsed):
+        raise BadRequest("The request body nests too deeply.", code="invalid_json")
+    return parsed
+
+
+def _nests_deeper_than(levels: int, parsed: Any) -> bool:
+    """How deep json itself goes depends on the version of Python."""
+    level = [parsed]
+    for _ in range(levels):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _passed_on(headers: Headers, names: frozenset[bytes]) -> list[Header]:

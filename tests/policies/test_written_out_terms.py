@@ -104,4 +104,4 @@ def test_every_part_is_its_term(snapshot: Snapshot, weights: dict[str, float]) -
         assert list(cost.parts) == names
         assert cost.parts == pytest.approx(expected, abs=1e-6)
         assert all(0 <= part < inf for part in cost.parts.values())
-        assert cost.value == sum(cost.parts.values())
+        assert cost.value == pytest.approx(sum(cost.parts.values()), rel=1e-12)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -11,13 +12,19 @@ from router.http.messages import Limits, Request
 from router.http.responder import Responder
 from router.http.server import Server, serve
 
+_NEVER_PAUSES = (3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2)
+"""Versions of Python whose own transports take any amount from `writelines` (CPython gh-127655)."""
+
 Serve = Callable[..., Awaitable[Server]]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Every test here runs on both: uvloop is what we serve with, plain asyncio keeps us to what transports promise."""
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"uvloop": uvloop.new_event_loop}
+    if not _NEVER_PAUSES:
+        loops["asyncio"] = asyncio.new_event_loop
+    return loops
 
 
 def echo(request: Request, responder: Responder) -> None:

@@ -282,7 +282,7 @@ async def test_what_is_no_json_and_no_route(http: httpx.AsyncClient) -> None:
     headers = {"content-type": "application/json"}
     bad = await http.post("/v1/chat/completions", content=b'{"messages": [', headers=headers)
     assert (bad.status_code, "JSON decode error" in bad.text) == (400, True)
-    deep = b'{"messages": [], "x": ' + b"[" * 1000 + b"]" * 1000 + b"}"
+    deep = b'{"messages": [], "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     bad = await http.post("/v1/chat/completions", content=deep, headers=headers)
     assert (bad.status_code, "JSON decode error" in bad.text) == (400, True)
     text = await http.post("/v1/chat/completions", content=b"{}", headers={"content-type": "text/plain"})

@@ -94,7 +94,7 @@ def test_block_size_can_be_said(write: WriteTrace) -> None:
 
 # A coarse clock
 
-NESTED = "[" * 1000 + "]" * 1000
+NESTED = "[" * 100_000 + "]" * 100_000
 TICKED = [0, 0, 0, 2_999, 3_000, 3_002, 9_000, 9_000]  # of 3 s, with the jitter of Mooncake's
 
 

@@ -6,6 +6,7 @@ import orjson
 import pytest
 
 from router.core import Prompt
+from router.errors import BadRequest
 from router.serving.apis import CHAT, COMPLETIONS
 from router.serving.call import Call
 from router.serving.models import Models, ServedModel
@@ -61,6 +62,18 @@ def test_an_extra_key_of_any_shape_keeps_its_prompt_apart() -> None:
     bodies = [f'{{"model":"m","cache_salt":{salt},"extra_key":{nested}}}' for salt in ('"s"', "null", nested)]
     salts = [Call(CHAT, body.encode(), headers={}, models=MODELS).salt for body in bodies]
     assert salts == [f"s\0extra_key\0{nested}", f"\0extra_key\0{nested}", f"\0extra_key\0{nested}"]
+
+
+@pytest.mark.parametrize("user", ["me", r"\ud83d"])
+def test_how_deep_a_body_may_nest_depends_on_no_parser(user: str) -> None:
+    """A lone surrogate has the body read by another parser, which in later Pythons goes deeper."""
+    body = '{"model":"m","user":"%s","x":%s%s}'
+    assert len(Call(CHAT, (body % (user, "[" * 1000, "]" * 1000)).encode(), headers={}, models=MODELS).body) > 2000
+    for opening, closing in (("[", "]"), ('{"a":', "}")):
+        deeper = body % (user, opening * 1100, ("" if closing == "]" else "1") + closing * 1100)
+        with pytest.raises(BadRequest) as refused:
+            Call(CHAT, deeper.encode(), headers={}, models=MODELS)
+        assert refused.value.code == "invalid_json"
 
 
 def test_numbers_of_any_size_stay_within_what_sums_and_sockets_can_hold() -> None:
