@@ -397,6 +397,7 @@ class Booking(msgspec.Struct, frozen=True, gc=False):
     policy: str
     attempts_left: tuple[str, ...] = ()  # further instances that can serve it
     rates: Rates = Rates()  # how long that rank takes, as learned
+    blind_hit_tokens: int = 0  # what a placement that does not look at caches could expect: the mean of all candidates
 
 
 Finish = Literal["complete", "client_gone", "upstream_failed"]
@@ -460,6 +461,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     route: str = ""  # as engines know it; "": none was met
     events_after_usage: int = 0  # of `events`, those that came after the last usage
     billable: bool = True  # False: work for an engine's CPU alone
+    blind_hit_tokens: int = 0
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -103,6 +103,10 @@ _TOKEN_COUNTS = {
     "told": ("warmroute_input_tokens_told", "Prompt tokens of answers that told their hit: what hits are a share of."),
     "output": ("warmroute_output_tokens", "Tokens generated."),
     "best_hit": ("warmroute_best_hit_tokens", "Hit tokens on the rank that held most."),
+    "blind_hit": (
+        "warmroute_blind_hit_tokens",
+        "Hit tokens to be expected of a placement that does not look at caches.",
+    ),
     "predicted_hit": ("warmroute_predicted_hit_tokens", "Hit tokens predicted for the rank that was chosen."),
     "delivered_hit": ("warmroute_delivered_hit_tokens", "Hit tokens the engine told of."),
 }
@@ -197,14 +201,16 @@ class _Buckets:
 class _Tokens:
     """Token totals of one model on one instance."""
 
-    __slots__ = ("best_hit", "delivered_hit", "input", "output", "predicted_hit", "told", "untold")
+    __slots__ = ("best_hit", "blind_hit", "delivered_hit", "input", "output", "predicted_hit", "told", "untold")
 
     def __init__(self) -> None:
-        self.input = self.told = self.untold = self.output = self.best_hit = self.predicted_hit = self.delivered_hit = 0
+        self.input = self.told = self.untold = self.output = 0
+        self.best_hit = self.blind_hit = self.predicted_hit = self.delivered_hit = 0
 
     def add(self, outcome: Outcome) -> None:
         self.input += outcome.input_tokens
         self.best_hit += outcome.best_hit_tokens
+        self.blind_hit += outcome.blind_hit_tokens
         self.predicted_hit += outcome.predicted_hit_tokens
         if outcome.delivered_hit_tokens is not None:
             self.told += outcome.input_tokens

@@ -374,6 +374,7 @@ def _unserved(ask: Ask, booking: Booking, *, status: int, finish: Finish, error:
         prompt_source=ask.prompt.source,
         policy=booking.policy,
         error=error,
+        blind_hit_tokens=booking.blind_hit_tokens,
     )
 
 

@@ -87,6 +87,7 @@ def _hit_rate_by_day(daily: Sequence[Line]) -> Figure:
     kinds: list[tuple[str, str, str, Callable[[Line], int]]] = [
         ("delivered", "var(--series-3)", "solid", lambda line: line.tokens["cache_read"]),
         ("predicted where it went", "var(--series-1)", "dot", lambda line: line.predicted_hit_tokens),
+        ("to be expected blind to caches", "var(--series-2)", "dot", lambda line: line.blind_hit_tokens),
         ("best that was anywhere", "var(--muted)", "dot", lambda line: line.best_hit_tokens),
     ]
     data = []
@@ -97,7 +98,8 @@ def _hit_rate_by_day(daily: Sequence[Line]) -> Figure:
                      "marker": {"size": 5}, "hovertemplate": "%{y:.1%}"})  # fmt: skip
     return Figure(
         "Hit rate by day",
-        "Share of the prompt tokens that came from a cache. What an engine does not tell counts as none.",
+        "Share of the prompt tokens that came from a cache. What an engine does not tell counts as none. Round robin, "
+        "or any policy that does not look at caches, could expect the mean of what all engines held.",
         data,
         _layout(y="", tickformat=".0%", rangemode="tozero"),
     )

@@ -8,7 +8,8 @@ from decimal import Decimal
 from router.store.report_lines import Line, Report
 
 FIGURES = (
-    "requests", "input tokens", "output tokens", "hit rate", "cost", "saved by cache", "per 1M input", "per 1M output",
+    "requests", "input tokens", "output tokens", "hit rate", "cost", "saved by cache", "by placement",
+    "per 1M input", "per 1M output",
 )  # fmt: skip
 OWN_FIGURES = ("own cost", "margin")
 
@@ -60,6 +61,7 @@ def _figures(line: Line) -> list[str]:
         "–" if line.hit_rate is None else f"{line.hit_rate:.1%}",
         amount(line.cost),
         amount(line.saved),
+        amount(line.saved_by_placement),
         amount(line.per_million_input),
         amount(line.per_million_output),
     ]

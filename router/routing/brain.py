@@ -518,6 +518,7 @@ def _booking(ask: Ask, decision: Decision, rank: Rank, record: Record[Placed], l
     if len(decision.scored) < len(look.candidates):  # some had no room just now
         others.update(dict.fromkeys([candidate.instance for candidate in look.candidates]))
     del others[instance.id]
+    held = sum([candidate.hit_tokens for candidate in look.candidates]) if best_hit_tokens else 0
     return Booking(
         record.id,
         ask.request_id,
@@ -535,6 +536,7 @@ def _booking(ask: Ask, decision: Decision, rank: Rank, record: Record[Placed], l
         decision.policy,
         tuple(others)[:FURTHER_ATTEMPTS],
         rank.factor.rates,
+        held // len(look.candidates),
     )
 
 

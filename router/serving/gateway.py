@@ -110,6 +110,7 @@ class Passage(msgspec.Struct, eq=False):
             call.path if call is not None else "",
             attempt.events_after_usage if attempt is not None else 0,
             call.api.is_billed if call is not None else False,
+            booking.blind_hit_tokens if booking is not None else 0,
         )
 
 

@@ -12,6 +12,10 @@ written at a higher one.
 Where an engine does not say what it had cached, a prompt is billed as if nothing was (`ledger.unknown_cached:
 full_price`), or as if it had reused what the index predicted (`predicted`). The row says that it is not known, and its
 count of cached tokens stays 0: a prediction is never a fact.
+
+`cache_blind` is what it would have cost, to be expected, by a policy that does not look at caches (round robin,
+random): so many fewer tokens read from the cache as the mean of the candidates' hits was below the chosen one's. The
+caches are taken as they were; what they would have become under such a policy, only a replay tells.
 """
 
 from __future__ import annotations
@@ -86,8 +90,8 @@ class Tokens(msgspec.Struct, frozen=True, gc=False):
         return Tokens(uncached, read, w5m, w1h, written, usage.output_tokens - thought - shown, thought, seen, shown)
 
     def as_if_read(self, tokens: int) -> Tokens:
-        """The same, had so many more of the input been read from the cache, as far as there are."""
-        read = min(tokens, self.uncached_input)
+        """The same, had so many more of the input (fewer, if negative) been read from the cache, if it has them."""
+        read = max(-self.cache_read, min(tokens, self.uncached_input))
         return msgspec.structs.replace(
             self, uncached_input=self.uncached_input - read, cache_read=self.cache_read + read
         )
@@ -211,6 +215,18 @@ class Prices:
             self.book = PriceBook(self._known.values())
 
 
+class Hits(NamedTuple):
+    """Tokens of a prompt that lay in a cache, as the index knew. `delivered_known`: the engine said what it read.
+
+    predicted  where the request went
+    blind      the mean of all places it could have gone to
+    """
+
+    delivered_known: bool
+    predicted: int
+    blind: int
+
+
 class Bill(NamedTuple):
     """What a request costs, and by which price; None: there is none for its model. `output`: its part of the cost."""
 
@@ -218,21 +234,24 @@ class Bill(NamedTuple):
     cost: Decimal
     output: Decimal
     without_cache: Decimal
+    cache_blind: Decimal
 
 
-FREE = Bill(None, Decimal(0), Decimal(0), Decimal(0))
+FREE = Bill(None, *[Decimal(0)] * 4)
 
 
-def bill(
-    price: Price | None, tokens: Tokens, *, predicted_hit: int | None, unknown_cached: UnknownCached = "full_price"
-) -> Bill:
-    """`predicted_hit`: tokens of the prompt; None: what was cached is known, and counted in `tokens`."""
+def bill(price: Price | None, tokens: Tokens, hits: Hits, unknown_cached: UnknownCached = "full_price") -> Bill:
     if price is None:
         return FREE
     billed = tokens
-    if predicted_hit is not None and unknown_cached == "predicted":
-        billed = tokens.as_if_read(predicted_hit)
-    return Bill(price, price.cost(billed), price.cost(tokens.only_output()), price.cost(tokens.without_cache()))
+    if not hits.delivered_known and unknown_cached == "predicted":
+        billed = tokens.as_if_read(hits.predicted)
+    cost = price.cost(billed)
+    if hits.blind == hits.predicted or (billed is tokens and not hits.delivered_known):
+        blind_cost = cost
+    else:
+        blind_cost = price.cost(billed.as_if_read(hits.blind - hits.predicted))
+    return Bill(price, cost, price.cost(tokens.only_output()), price.cost(tokens.without_cache()), blind_cost)
 
 
 def parts_per_token(per_million: Mapping[str, str]) -> tuple[int, ...]:

@@ -103,8 +103,9 @@ async def erase_end_user(connection: AsyncConnection, pseudonyms: Sequence[str])
 
 _PRICED = (
     requests.c.day, requests.c.id, requests.c.at, requests.c.model, requests.c.tenant, requests.c.finish,
-    requests.c.cached_known, requests.c.predicted_hit_tokens, requests.c.price, requests.c.currency, requests.c.cost,
-    requests.c.output_cost, requests.c.cost_without_cache,
+    requests.c.cached_known, requests.c.predicted_hit_tokens, requests.c.blind_hit_tokens, requests.c.price,
+    requests.c.currency, requests.c.cost, requests.c.output_cost, requests.c.cost_without_cache,
+    requests.c.cost_cache_blind,
     *(requests.c[f"{name}_tokens"] for name in TOKEN_CLASSES),
 )  # fmt: skip
 
@@ -126,7 +127,7 @@ async def set_costs(connection: AsyncConnection, priced: Sequence[Row]) -> None:
     """`priced`: with the key and the columns of money."""
     if not priced:
         return
-    names = ("price", "currency", "cost", "output_cost", "cost_without_cache")
+    names = ("price", "currency", "cost", "output_cost", "cost_without_cache", "cost_cache_blind")
     await connection.execute(
         update(requests)
         .where(requests.c.day == bindparam("of_day"), requests.c.id == bindparam("of_id"))

@@ -19,7 +19,8 @@ _ORDERED = ("day", "hour", "band")
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """where: dimension -> id, name, day. names: what people call those ids. tokens: by class, each token in one.
 
-    cost: by list price. output_cost: its part for what was generated. own_cost: what the instances cost for it, in the
+    cost: by list price. output_cost: its part for what was generated. cost_cache_blind: to be expected of a policy that
+    does not look at caches. own_cost: what the instances cost for it, in the
     report's own_currency; None: not known. has_margin: the two are in one currency.
     """
 
@@ -32,10 +33,12 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     cached_unknown: int
     best_hit_tokens: int
     predicted_hit_tokens: int
+    blind_hit_tokens: int
     tokens: Mapping[str, int]
     cost: Decimal
     output_cost: Decimal
     cost_without_cache: Decimal
+    cost_cache_blind: Decimal
     own_cost: Decimal | None
     has_margin: bool
 
@@ -56,6 +59,11 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     def saved(self) -> Decimal:
         """Negative where writing a cache cost more than reading it saved."""
         return self.cost_without_cache - self.cost
+
+    @property
+    def saved_by_placement(self) -> Decimal:
+        """Of what was saved, the part that a policy blind to caches could not have expected to save."""
+        return self.cost_cache_blind - self.cost
 
     @property
     def per_million_input(self) -> Decimal | None:
@@ -110,10 +118,12 @@ def _total(lines: Sequence[Line]) -> Line:
         cached_unknown=sum(line.cached_unknown for line in lines),
         best_hit_tokens=sum(line.best_hit_tokens for line in lines),
         predicted_hit_tokens=sum(line.predicted_hit_tokens for line in lines),
+        blind_hit_tokens=sum(line.blind_hit_tokens for line in lines),
         tokens={name: sum(line.tokens[name] for line in lines) for name in TOKEN_CLASSES},
         cost=sum((line.cost for line in lines), Decimal(0)),
         output_cost=sum((line.output_cost for line in lines), Decimal(0)),
         cost_without_cache=sum((line.cost_without_cache for line in lines), Decimal(0)),
+        cost_cache_blind=sum((line.cost_cache_blind for line in lines), Decimal(0)),
         own_cost=sum(own, Decimal(0)) if own else None,
         has_margin=lines[0].has_margin,
     )

@@ -26,9 +26,10 @@ PERIOD_DAYS = 30
 
 _EPOCH = datetime.date(1970, 1, 1)
 _DAY_HOURS = 24
-_COUNTS = ("requests", "failed", "aborted", "cached_unknown", "best_hit_tokens", "predicted_hit_tokens")
+_COUNTS = ("requests", "failed", "aborted", "cached_unknown", "best_hit_tokens", "predicted_hit_tokens",
+           "blind_hit_tokens")  # fmt: skip
 _TOKENS = tuple(f"{name}_tokens" for name in TOKEN_CLASSES)
-_MONEY = ("cost", "output_cost", "cost_without_cache", "own_cost")
+_MONEY = ("cost", "output_cost", "cost_without_cache", "cost_cache_blind", "own_cost")
 _SPLIT = 10**6
 _TO_SORT_IN = "64MB"  # of PostgreSQL's memory: with the 4 it has by default a month by key takes twice as long
 _OF_TAGS = frozenset(("tag", "day", "tenant"))

@@ -12,7 +12,8 @@ from router.store.schema import TOKEN_CLASSES, daily_tags, hourly, requests
 WHO = ("tenant", "project", "key", "model", "instance")
 ADDED = (
     *(f"{name}_tokens" for name in TOKEN_CLASSES), "best_hit_tokens", "predicted_hit_tokens",
-    "prefill_ms", "decode_ms", "kv_token_s", "cost", "output_cost", "cost_without_cache",
+    "blind_hit_tokens", "prefill_ms", "decode_ms", "kv_token_s", "cost", "output_cost", "cost_without_cache",
+    "cost_cache_blind",
 )  # fmt: skip
 """The columns of a request that are simply added up."""
 SUMS = ("requests", "failed", "aborted", "cached_unknown", *ADDED, "own_cost")

@@ -207,6 +207,7 @@ requests = Table(
     Column("estimated", Boolean, nullable=False),  # counts are ours: there was no usage
     Column("best_hit_tokens", Integer, nullable=False),
     Column("predicted_hit_tokens", Integer, nullable=False),
+    Column("blind_hit_tokens", Integer, nullable=False, default=0),  # mean of all it could have gone to
     Column("queue_s", Double, nullable=False),
     Column("ttft_s", Double),
     Column("took_s", Double, nullable=False),
@@ -216,6 +217,7 @@ requests = Table(
     Column("cost", Money, nullable=False),
     Column("output_cost", Money, nullable=False, default=Decimal(0)),  # its part for output, reasoning, media output
     Column("cost_without_cache", Money, nullable=False),
+    Column("cost_cache_blind", Money, nullable=False, default=Decimal(0)),  # expected of a policy blind to caches
     Column("raw_usage", Text),
     Index("ix_requests_tenant_at", "tenant", "at"),
     Index("ix_requests_end_user", "end_user"),
@@ -232,10 +234,12 @@ def _sums() -> list[Column[Any]]:
         Column("cached_unknown", BigInteger, nullable=False),  # requests whose engine did not say
         Column("best_hit_tokens", BigInteger, nullable=False),
         Column("predicted_hit_tokens", BigInteger, nullable=False),
+        Column("blind_hit_tokens", BigInteger, nullable=False),
         *_work(),
         Column("cost", Money, nullable=False),
         Column("output_cost", Money, nullable=False),
         Column("cost_without_cache", Money, nullable=False),
+        Column("cost_cache_blind", Money, nullable=False),
         Column("own_cost", Money, nullable=False),  # its part of what the instances cost in that hour
     ]
 

@@ -142,6 +142,7 @@ class Ledger:
                     outcome.took_s,
                     outcome.end_user,
                     outcome.tags,
+                    outcome.blind_hit_tokens,
                 )
             )
         except Exception as unexpected:

@@ -74,6 +74,7 @@ class End(msgspec.Struct, array_like=True, tag="e", frozen=True, gc=False):
     took_s: float
     end_user: str
     tags: tuple[str, ...]
+    blind_hit_tokens: int | None = None  # None: written before there was such a thing
 
 
 class Seen(msgspec.Struct, array_like=True, tag="s", frozen=True, gc=False):

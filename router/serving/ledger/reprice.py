@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from router.serving.counting import is_billed
 from router.serving.ledger.rows import money
-from router.serving.pricing import PriceBook, Prices, Tokens, UnknownCached, bill
+from router.serving.pricing import Hits, PriceBook, Prices, Tokens, UnknownCached, bill
 from router.store.costs import allocate_hour
 from router.store.database import Database
 from router.store.ledger import rows_to_price, set_costs
@@ -71,7 +71,7 @@ def _priced(row: Mapping[str, Any], prices: PriceBook, unknown_cached: UnknownCa
     billed = bill(
         prices.price_at(row["model"], row["tenant"], row["at"]),
         tokens,
-        predicted_hit=None if row["cached_known"] else row["predicted_hit_tokens"],
-        unknown_cached=unknown_cached,
+        Hits(row["cached_known"], row["predicted_hit_tokens"], row["blind_hit_tokens"]),
+        unknown_cached,
     )
     return {**row, **money(billed)}

@@ -25,7 +25,7 @@ from router.core import Usage
 from router.serving.counting import Counted, count, is_billed
 from router.serving.ledger.reading import Ended, Unknown
 from router.serving.ledger.records import End, Mark
-from router.serving.pricing import FREE, Bill, PriceBook, Tokens, UnknownCached, bill
+from router.serving.pricing import FREE, Bill, Hits, PriceBook, Tokens, UnknownCached, bill
 from router.store.schema import TOKEN_CLASSES
 
 UNKNOWN = "unknown"
@@ -43,17 +43,19 @@ def row_of(read: Ended | Unknown, prices: PriceBook, unknown_cached: UnknownCach
     end = read.end
     counted = count(end, Usage(*end.usage) if end.usage is not None else None)
     tokens = Tokens.of(counted.usage)
+    blind_hit_tokens = end.predicted_hit_tokens if end.blind_hit_tokens is None else end.blind_hit_tokens
     billed = FREE
     if is_billed(end.finish):
         billed = bill(
             prices.price_at(end.model, end.tenant, end.at),
             tokens,
-            predicted_hit=None if counted.cached_known else end.predicted_hit_tokens,
-            unknown_cached=unknown_cached,
+            Hits(counted.cached_known, end.predicted_hit_tokens, blind_hit_tokens),
+            unknown_cached,
         )
     prefill_ms, decode_ms, kv_token_s = work(read.mark, end, counted, read.beside) if read.mark is not None else _IDLE
     return {
         **_who_and_when(end),
+        "blind_hit_tokens": blind_hit_tokens,
         "instance": (end.instance or "")[:200],
         "status": end.status,
         "finish": end.finish,
@@ -93,6 +95,7 @@ def _unknown_row(mark: Mark) -> Row:
     bound = {"input_tokens": mark.prompt_tokens, "output_tokens": mark.output_bound}
     return {
         **_who_and_when(mark),
+        "blind_hit_tokens": mark.predicted_hit_tokens,
         "instance": mark.instance[:200],
         "status": 0,
         "finish": UNKNOWN,
@@ -141,4 +144,5 @@ def money(billed: Bill) -> Row:
         "cost": min(billed.cost, _MOST_MONEY),
         "output_cost": min(billed.output, _MOST_MONEY),
         "cost_without_cache": min(billed.without_cache, _MOST_MONEY),
+        "cost_cache_blind": min(billed.cache_blind, _MOST_MONEY),
     }

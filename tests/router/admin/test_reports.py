@@ -50,9 +50,10 @@ async def test_the_figures_as_json(office: Office) -> None:
     report = (await office.call("GET", f"/reports/cost?by=model&{ONE_DAY}")).json()
     line = {
         "requests": 2, "failed": 0, "aborted": 0, "cached_unknown": 0, "input_tokens": 200, "output_tokens": 20,
-        "hit_rate": 0.6, "best_hit_tokens": 120, "predicted_hit_tokens": 120, "cost": "1", "cost_without_cache": "1.6",
-        "saved": "0.6", "per_million_input": "3000", "per_million_output": "20000", "own_cost": "0.2", "margin": "0.8",
-        "tokens": {
+        "hit_rate": 0.6, "best_hit_tokens": 120, "predicted_hit_tokens": 120, "blind_hit_tokens": 40,
+        "cost": "1", "cost_without_cache": "1.6", "cost_cache_blind": "1.4", "saved": "0.6",
+        "saved_by_placement": "0.4", "per_million_input": "3000", "per_million_output": "20000", "own_cost": "0.2",
+        "margin": "0.8", "tokens": {
             "uncached_input": 80, "cache_read": 120, "cache_write_5m": 0, "cache_write_1h": 0, "cache_write": 0,
             "output": 20, "reasoning": 0, "media_input": 0, "media_output": 0,
         },

@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 from sqlalchemy import insert, update
 
 from router.core import Usage
-from router.serving.pricing import FREE, PARTS, Price, PriceBook, Prices, Tokens, bill, parts_per_token
+from router.serving.pricing import (
+    FREE,
+    PARTS,
+    Hits,
+    Price,
+    PriceBook,
+    Prices,
+    Tokens,
+    UnknownCached,
+    bill,
+    parts_per_token,
+)  # fmt: skip
 from router.serving.usage import read_usage
 from router.store.database import Database
 from router.store.schema import TOKEN_CLASSES, changes, prices
@@ -29,6 +40,7 @@ ANTHROPIC = {
 GEMINI = {"uncached_input": "0.30", "cache_read": "0.03", "media_input": "1.00", "output": "2.50"}
 DEEPSEEK = {"uncached_input": "0.30", "cache_read": "0.006", "output": "0.42"}
 OWN = {"uncached_input": "0.20", "cache_read": "0.02", "output": "0.60"}
+KNOWN = Hits(delivered_known=True, predicted=0, blind=0)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +115,7 @@ def test_what_providers_say_is_billed_to_the_last_digit(
     read = read_usage(usage)
     assert read is not None
     tokens = Tokens.of(read)
-    billed = bill(price(per_million), tokens, predicted_hit=None)
+    billed = bill(price(per_million), tokens, KNOWN)
     assert (billed.cost, billed.without_cache) == (Decimal(cost), Decimal(without_cache))
     assert tokens.input == read.input_tokens
     assert sum(tokens.counts) == read.input_tokens + read.output_tokens
@@ -185,14 +197,40 @@ def test_which_price_holds() -> None:
 
 def test_what_was_cached_is_not_known() -> None:
     tokens = Tokens(uncached_input=100, output=1)
-    full = bill(price(OWN), tokens, predicted_hit=96)
-    predicted = bill(price(OWN), tokens, predicted_hit=96, unknown_cached="predicted")
+    untold = Hits(delivered_known=False, predicted=96, blind=96)
+    full = bill(price(OWN), tokens, untold)
+    predicted = bill(price(OWN), tokens, untold, "predicted")
     assert (full.cost, predicted.cost) == (Decimal("0.0000206"), Decimal("0.00000332"))
     assert full.without_cache == predicted.without_cache == full.cost
-    known = bill(price(OWN), tokens, predicted_hit=None, unknown_cached="predicted")
-    assert known.cost == full.cost
-    assert bill(price(OWN), tokens, predicted_hit=1000, unknown_cached="predicted").cost == Decimal("0.0000026")
-    assert bill(None, tokens, predicted_hit=None) is FREE
+    assert bill(price(OWN), tokens, KNOWN, "predicted").cost == full.cost
+    assert bill(price(OWN), tokens, untold._replace(predicted=1000), "predicted").cost == Decimal("0.0000026")
+    assert bill(None, tokens, KNOWN) is FREE
+
+
+@pytest.mark.parametrize(
+    ("hits", "rule", "read"),
+    [
+        pytest.param(Hits(True, 60, 60), "full_price", 60, id="nowhere else to go, or as much everywhere"),
+        pytest.param(Hits(True, 60, 20), "full_price", 20, id="a third of the places held all of it"),
+        pytest.param(Hits(True, 64, 20), "full_price", 16, id="the engine read four fewer than predicted"),
+        pytest.param(Hits(True, 200, 20), "full_price", 0, id="the engine read far fewer than predicted"),
+        pytest.param(Hits(True, 60, 75), "full_price", 75, id="the load was put before a longer hit"),
+        pytest.param(Hits(True, 0, 90), "full_price", 100, id="no more than the prompt"),
+    ],
+)
+def test_what_a_policy_blind_to_caches_could_expect(hits: Hits, rule: UnknownCached, read: int) -> None:
+    tokens, ours = Tokens(uncached_input=40, cache_read=60, output=10), price(OWN)
+    assert bill(ours, tokens, hits, rule).cache_blind == ours.cost(
+        Tokens(uncached_input=100 - read, cache_read=read, output=10)
+    )
+
+
+def test_blind_to_caches_where_the_engine_does_not_tell() -> None:
+    tokens, ours, untold = Tokens(uncached_input=100, output=1), price(OWN), Hits(False, 60, 20)
+    assert bill(ours, tokens, untold).cache_blind == ours.cost(tokens), "billed as if nothing were cached anywhere"
+    predicted = bill(ours, tokens, untold, "predicted")
+    assert predicted.cost == ours.cost(tokens.as_if_read(60))
+    assert predicted.cache_blind == ours.cost(tokens.as_if_read(20))
 
 
 def test_costs_are_exact_where_floats_are_not() -> None:

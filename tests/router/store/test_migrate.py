@@ -23,7 +23,7 @@ def _described(connection: Connection) -> dict[str, Any]:
     inspector: Inspector = inspect(connection)
     return {
         name: {
-            "columns": [(c["name"], str(c["type"]), c["nullable"]) for c in inspector.get_columns(name)],
+            "columns": sorted((c["name"], str(c["type"]), c["nullable"]) for c in inspector.get_columns(name)),
             "key": inspector.get_pk_constraint(name)["constrained_columns"],
             "references": sorted(
                 (f["name"], f["constrained_columns"], f["referred_table"]) for f in inspector.get_foreign_keys(name)

@@ -49,7 +49,7 @@ async def test_the_figures_of_one_line(database: Database) -> None:
             row("2", at=NINE, cached_known=False, uncached_input_tokens=100, cache_read_tokens=0),
             row("3", at=NINE, reasoning_tokens=20, output_tokens=0, cache_write_5m_tokens=50),
             row("4", at=NINE, status=502, finish="upstream_failed", output_tokens=0, cost=Decimal(0),
-                output_cost=Decimal(0), cost_without_cache=Decimal(0)),
+                output_cost=Decimal(0), cost_without_cache=Decimal(0), cost_cache_blind=Decimal(0)),
         ],
     )  # fmt: skip
     (line,) = await _lines(database, "tenant", "project", "key")
@@ -60,6 +60,11 @@ async def test_the_figures_of_one_line(database: Database) -> None:
     assert line.output_tokens == 10 + 10 + 20
     assert line.hit_rate == 180 / 450
     assert (line.cost, line.cost_without_cache, line.saved) == (Decimal("1.5"), Decimal("2.4"), Decimal("0.9"))
+    assert (line.cost_cache_blind, line.saved_by_placement, line.blind_hit_tokens) == (
+        Decimal("2.1"),
+        Decimal("0.6"),
+        80,
+    )
     assert line.per_million_input == Decimal("2000")  # 0.9 $ for 450 tokens
     assert line.per_million_output == Decimal("15000")  # 0.6 $ for 40 tokens
     assert (line.own_cost, line.margin) == (None, None)

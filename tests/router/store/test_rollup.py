@@ -72,6 +72,7 @@ async def test_a_request_is_in_the_sums_of_its_hour_its_day_and_its_tags(databas
     assert (day["prefill_ms"], day["decode_ms"], day["kv_token_s"]) == (12.0, 24.0, 48.0)
     assert (day["cost"], day["output_cost"]) == (Decimal("1.5"), Decimal("0.6"))
     assert (day["cost_without_cache"], day["own_cost"]) == (Decimal("2.4"), 0)
+    assert (day["cost_cache_blind"], day["blind_hit_tokens"]) == (Decimal("2.1"), 60)
     (tag,) = sums["daily_tags"]
     assert (tag["day"], tag["tenant"], tag["tag"], tag["requests"]) == (DAY, "ten_a", "nightly", 1)
 
