@@ -102,6 +102,6 @@ def test_every_part_is_its_term(snapshot: Snapshot, weights: dict[str, float]) -
     names = [*WEIGHTS] if snapshot.ttft_slo_ms is None else [*WEIGHTS, "slo"]
     for expected, cost in zip(by_term, costs, strict=True):
         assert list(cost.parts) == names
-        assert cost.parts == pytest.approx(expected, abs=1e-6)
+        assert cost.parts == pytest.approx(expected, rel=1e-12, abs=1e-6)
         assert all(0 <= part < inf for part in cost.parts.values())
         assert cost.value == pytest.approx(sum(cost.parts.values()), rel=1e-12)
