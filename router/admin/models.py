@@ -12,9 +12,7 @@ from router import plugins
 from router.admin.access import Needs
 from router.admin.desk import Desk
 from router.core import Live
-from router.store.prices import PriceRow, prices_in_force
-
-_ANY_MODEL = "*"
+from router.store.prices import ANY_MODEL, PriceRow, prices_in_force
 
 
 def models_router(live: Live, desk: Desk | None, needs: Needs) -> APIRouter:
@@ -31,7 +29,7 @@ def models_router(live: Live, desk: Desk | None, needs: Needs) -> APIRouter:
         """
         rows = await live.models()
         prices = {} if desk is None else await _prices(desk)
-        data = [{**row, "object": "model", "price": prices.get(row["id"], prices.get(_ANY_MODEL))} for row in rows]
+        data = [{**row, "object": "model", "price": prices.get(row["id"], prices.get(ANY_MODEL))} for row in rows]
         return {"object": "list", "data": data}
 
     @router.get("/policies", dependencies=see)
@@ -54,7 +52,7 @@ async def _prices(desk: Desk) -> Mapping[str, dict[str, Any]]:
     """By model."""
     async with desk.database.read() as connection:
         found = await prices_in_force(connection, desk.clock())
-    return {row.model: _shown(row) for row in found}
+    return {model: _shown(row) for model, row in found.items()}
 
 
 def _shown(row: PriceRow) -> dict[str, Any]:

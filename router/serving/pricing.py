@@ -33,13 +33,12 @@ import msgspec
 from router.core import Usage
 from router.store.database import Database
 from router.store.money import PARTS
-from router.store.prices import PriceRow, prices_as_of
+from router.store.prices import ANY_MODEL, PriceRow, prices_as_of
 from router.store.schema import TOKEN_CLASSES
 
 UnknownCached = Literal["full_price", "predicted"]
 
 _PARTS_PER_TOKEN = PARTS // 10**6  # prices are for a million tokens
-ANY_MODEL = "*"
 
 _BASES = {
     "cache_read": "uncached_input",

@@ -10,6 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router.store.schema import changes, prices
 
+ANY_MODEL = "*"  # a price of all that have none of their own
+
 
 class PriceRow(NamedTuple):
     """One version. `per_million`: decimals as text, by token class; times are wall clock."""
@@ -29,11 +31,12 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-async def prices_in_force(connection: AsyncConnection, at: float) -> list[PriceRow]:
-    """Everybody's, by the wall clock; of several for a model the one that began last comes last."""
+async def prices_in_force(connection: AsyncConnection, at: float) -> dict[str, PriceRow]:
+    """Everybody's, by model (or ANY_MODEL) and the wall clock; of several for a model the one that began last."""
     holds = (prices.c.valid_from <= at) & (prices.c.valid_to.is_(None) | (prices.c.valid_to > at))
     query = select(*_COLUMNS).where(prices.c.tenant.is_(None), holds).order_by(prices.c.valid_from)
-    return [PriceRow(*row) for row in await connection.execute(query)]
+    rows = [PriceRow(*row) for row in await connection.execute(query)]
+    return {row.model: row for row in rows}
 
 
 async def prices_as_of(connection: AsyncConnection, known: int) -> tuple[int, list[PriceRow]]:

@@ -25,6 +25,7 @@ from router.store.edits import Edit
 from router.store.ids import LIMIT, PROJECT, TENANT, new_id
 from router.store.keys import key_mac
 from router.store.money import PARTS
+from router.store.prices import ANY_MODEL, PriceRow, prices_in_force
 from router.store.schema import keys, limits, projects, tenants
 
 _DURATION = re.compile(r"([1-9]\d{0,4})(s|m|h|d|mo)\Z")
@@ -32,6 +33,14 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "mo": 30 * 86_400}
 _LONGEST_S = 36_500 * 86_400
 _DEFAULT = "default"
 _MOST = 1000  # rows of a list: these routes know no pages
+
+_COSTS = {
+    "input_cost_per_token": "uncached_input",
+    "output_cost_per_token": "output",
+    "cache_read_input_token_cost": "cache_read",
+    "cache_creation_input_token_cost": "cache_write",
+    "output_cost_per_reasoning_token": "reasoning",
+}
 
 Money = Annotated[Decimal, Field(ge=0, le=9_000_000, decimal_places=12)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
@@ -78,11 +87,20 @@ def litellm_router(desk: Desk, needs: Needs, live: Live | None) -> APIRouter:
     @router.get("/v1/model/info", include_in_schema=False, dependencies=[needs("fleet:read", all_tenants=True)])
     @router.get("/model/info", dependencies=[needs("fleet:read", all_tenants=True)])
     async def models() -> dict[str, Any]:
-        """The models that are served."""
-        served = [] if live is None else (await live.readiness())["models"]
-        return {"data": [{"model_name": name, "litellm_params": {"model": name}, "model_info": {}} for name in served]}
+        """The models that are served, with what everybody pays for them now."""
+        names = [] if live is None else [row["id"] for row in await live.models()]
+        async with desk.database.read() as connection:
+            prices = await prices_in_force(connection, desk.clock())
+        return {"data": [_as_model(name, prices.get(name) or prices.get(ANY_MODEL)) for name in names]}
 
     return router
+
+
+def _as_model(name: str, price: PriceRow | None) -> dict[str, Any]:
+    """Of prices in other currencies than the dollar it says nothing: LiteLLM knows no other."""
+    told = price.per_million if price is not None and price.currency == "USD" else {}
+    info = {field: float(Decimal(told[of]) / 10**6) for field, of in _COSTS.items() if of in told}
+    return {"model_name": name, "litellm_params": {"model": name}, "model_info": info}
 
 
 def _keys(router: APIRouter, desk: Desk, needs: Needs) -> None:

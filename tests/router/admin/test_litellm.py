@@ -73,8 +73,21 @@ async def test_what_is_not_kept_is_refused_by_name(office: Office, body: dict[st
     assert answer.json()["error"]["param"] == next(iter(body))
 
 
-async def test_models(office: Office) -> None:
-    assert await _call(office, "GET", "/model/info") == {"data": []}
+async def test_models_with_what_everybody_pays_in_dollars(office: Office) -> None:
+    await office.make(
+        "/prices", model="m", per_million={"uncached_input": "0.3", "output": "1.2", "cache_read": "0.03"}
+    )
+    await office.make("/prices", model="*", per_million={"output": "9"}, currency="EUR")
+    assert (await _call(office, "GET", "/model/info"))["data"] == [
+        {
+            **{"model_name": "m", "litellm_params": {"model": "m"}},
+            "model_info": {
+                **{"input_cost_per_token": 3e-7, "output_cost_per_token": 1.2e-6},
+                "cache_read_input_token_cost": 3e-8,
+            },
+        },
+        {"model_name": "later", "litellm_params": {"model": "later"}, "model_info": {}},
+    ]
 
 
 async def test_what_was_spent(office: Office) -> None:
