@@ -109,10 +109,12 @@ def _with_and_without_cache(report: Report, lines: Sequence[Line], unit: str) ->
     dearest = sorted(lines, key=lambda line: -line.cost)[: SHOWN * 2]
     names = [" · ".join(place(line, name) for name in report.by) for line in dearest]
     costs = [float(line.cost) for line in dearest]
-    saved = [float(line.saved) for line in dearest]
+    placement = [float(line.saved_by_placement) for line in dearest]
+    anyway = [float(line.saved - line.saved_by_placement) for line in dearest]
     data = [
         {**_bars("cost", "var(--series-1)", costs, names, "%{x:,.4f}"), "orientation": "h"},
-        {**_bars("saved by the cache", "var(--series-3)", saved, names, "%{x:,.4f}"), "orientation": "h"},
+        {**_bars("saved, wherever it had gone", "var(--series-3)", anyway, names, "%{x:,.4f}"), "orientation": "h"},
+        {**_bars("saved by placement", "var(--series-2)", placement, names, "%{x:,.4f}"), "orientation": "h"},
     ]
     layout = _layout(y="")
     layout["hovermode"] = "y unified"
@@ -126,7 +128,7 @@ def _with_and_without_cache(report: Report, lines: Sequence[Line], unit: str) ->
     layout["xaxis"] |= {"showgrid": True, "title": {"text": unit}, "type": "linear"}
     layout["legend"] = {**layout["legend"], "y": 1.02, "yanchor": "bottom"}
     layout["margin"] = {**layout["margin"], "t": 36, "b": 48}
-    note = f"The dearest lines, {unit}. Both parts together are what it would have cost without a cache."
+    note = f"The dearest lines, {unit}. All parts together are what it would have cost without a cache."
     return Figure("What the cache saved", note, data, layout, 110 + 30 * len(dearest))
 
 

@@ -148,6 +148,15 @@ def test_a_request_goes_to_the_engine_that_holds_its_prefix() -> None:
     assert not booking.target_rank
 
 
+def test_what_a_placement_blind_to_caches_could_expect_is_the_mean_of_all() -> None:
+    world = World("a", "b", "c", "d")
+    world.store("b", LONG)
+    world.store("c", LONG[:1024])
+    booking = world.place(ask([*LONG, 1, 2, 3]))
+    assert (booking.predicted_hit_tokens, booking.blind_hit_tokens) == (2048, (2048 + 1024) // 4)
+    assert world.place(ask(list(range(5000, 6000)), id="r2")).blind_hit_tokens == 0
+
+
 def test_nobody_for_the_model_is_an_error_that_names_only_the_model() -> None:
     world = World("a")
     world.fleet.set_health("a", Health.DOWN, "secret host", now=world.now)
