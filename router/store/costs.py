@@ -7,6 +7,9 @@
     allocated  cost × share, rounded down; × 1/Σ shares where they are more than the whole hour
     idle       what is left of the cost
 
+The part of a tag is found by the same share, of the same whole; a request may have several, so that tags together may
+have more or less than all.
+
 So whoever fills an engine's memory pays for it as one who keeps it computing: the scarcer of the two is what nobody
 else can have meanwhile (dominant resource: Ghodsi et al., NSDI 2011). The shares are estimates (`ledger/rows.py`), the
 sum is not. The price is the one valid when the hour began, of the table `instance_costs`, else of the configuration.
@@ -20,17 +23,16 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import NamedTuple
 
-from sqlalchemy import RowMapping, and_, bindparam, func, select, update
+from sqlalchemy import RowMapping, Table, and_, bindparam, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router.store.money import PARTS
 from router.store.rollup import lock
-from router.store.schema import daily, hourly, instance_costs, instance_hours
+from router.store.schema import daily, daily_tags, hourly, hourly_tags, instance_costs, instance_hours
 
 _HOUR_S = 3600
 _HOUR_MS = 3_600_000
 _DAY_HOURS = 24
-_KEY = [column.name for column in hourly.primary_key]
 
 
 class Work(NamedTuple):
@@ -54,53 +56,76 @@ async def allocate_hour(connection: AsyncConnection, hour: int) -> None:
             .values(currency=currency, cost=Decimal(cost) / PARTS, idle=Decimal(idle) / PARTS)
         )
     if engines:
-        await _carry_to_day(connection, hour // _DAY_HOURS)
+        await _carry_to_day(connection, hourly, daily, hour // _DAY_HOURS)
+        await _carry_to_day(connection, hourly_tags, daily_tags, hour // _DAY_HOURS)
 
 
 async def _allocate(connection: AsyncConnection, engine: RowMapping, cost: int) -> int:
-    """To those who used the engine. Returns how much that is."""
-    query = select(*hourly.primary_key, hourly.c.prefill_ms, hourly.c.decode_ms, hourly.c.kv_token_s).where(
-        hourly.c.hour == engine["hour"], hourly.c.instance == engine["instance"]
-    )
-    groups = (await connection.execute(query.order_by(*hourly.primary_key))).mappings().all()
-    works = [Work(group["prefill_ms"] + group["decode_ms"], group["kv_token_s"]) for group in groups]
-    parts = divide(cost, works, ranks=engine["ranks"], capacity_tokens=engine["capacity_tokens"])
-    if groups:
-        own = [
-            {**{f"key_{name}": group[name] for name in _KEY}, "own": Decimal(part) / PARTS}
-            for group, part in zip(groups, parts, strict=True)
-        ]
-        same = and_(*(hourly.c[name] == bindparam(f"key_{name}") for name in _KEY))
-        await connection.execute(update(hourly).where(same).values(own_cost=bindparam("own")), own)
+    """To those who used the engine, and to the tags. Returns how much those who used it have."""
+    groups, tags = await _used(connection, hourly, engine), await _used(connection, hourly_tags, engine)
+    shares = _shares(groups, engine)
+    parts = divide(cost, shares)
+    await _set_own_costs(connection, hourly, groups, parts)
+    of_tags = [part_of(cost, share, sum(shares)) for share in _shares(tags, engine)]
+    await _set_own_costs(connection, hourly_tags, tags, of_tags)
     return sum(parts)
 
 
-async def _carry_to_day(connection: AsyncConnection, day: int) -> None:
-    names = [column.name for column in daily.primary_key if column.name != "day"]
+async def _used(connection: AsyncConnection, table: Table, engine: RowMapping) -> Sequence[RowMapping]:
+    """What was done there in that hour, in the order of the key."""
+    query = select(*table.primary_key, table.c.prefill_ms, table.c.decode_ms, table.c.kv_token_s).where(
+        table.c.hour == engine["hour"], table.c.instance == engine["instance"]
+    )
+    return (await connection.execute(query.order_by(*table.primary_key))).mappings().all()
+
+
+def _shares(groups: Sequence[RowMapping], engine: RowMapping) -> list[float]:
+    works = [Work(group["prefill_ms"] + group["decode_ms"], group["kv_token_s"]) for group in groups]
+    return [share_of(work, ranks=engine["ranks"], capacity_tokens=engine["capacity_tokens"]) for work in works]
+
+
+async def _set_own_costs(
+    connection: AsyncConnection, table: Table, groups: Sequence[RowMapping], parts: Sequence[int]
+) -> None:
+    if not groups:
+        return
+    key = [column.name for column in table.primary_key]
+    own = [
+        {**{f"key_{name}": group[name] for name in key}, "own": Decimal(part) / PARTS}
+        for group, part in zip(groups, parts, strict=True)
+    ]
+    same = and_(*(table.c[name] == bindparam(f"key_{name}") for name in key))
+    await connection.execute(update(table).where(same).values(own_cost=bindparam("own")), own)
+
+
+async def _carry_to_day(connection: AsyncConnection, of_hours: Table, of_days: Table, day: int) -> None:
+    names = [column.name for column in of_days.primary_key if column.name != "day"]
     own = (
-        select(*(hourly.c[name] for name in names), func.sum(hourly.c.own_cost).label("own_cost"))
-        .where(hourly.c.hour.between(day * _DAY_HOURS, (day + 1) * _DAY_HOURS - 1))
-        .group_by(*(hourly.c[name] for name in names))
+        select(*(of_hours.c[name] for name in names), func.sum(of_hours.c.own_cost).label("own_cost"))
+        .where(of_hours.c.hour.between(day * _DAY_HOURS, (day + 1) * _DAY_HOURS - 1))
+        .group_by(*(of_hours.c[name] for name in names))
         .subquery()
     )
-    same = and_(daily.c.day == day, *(daily.c[name] == own.c[name] for name in names))
-    await connection.execute(update(daily).where(same).values(own_cost=own.c.own_cost))
+    same = and_(of_days.c.day == day, *(of_days.c[name] == own.c[name] for name in names))
+    await connection.execute(update(of_days).where(same).values(own_cost=own.c.own_cost))
 
 
-def divide(cost: int, works: Sequence[Work], *, ranks: int, capacity_tokens: int) -> list[int]:
+def share_of(work: Work, *, ranks: int, capacity_tokens: int) -> float:
+    memory = work.kv_token_s / (capacity_tokens * _HOUR_S) if capacity_tokens else 0.0
+    return max(work.time_ms / (ranks * _HOUR_MS), memory)
+
+
+def part_of(cost: int, share: float, whole: float) -> int:
+    """In whole numbers, since a float of this size has lost its last digits. `whole`: of an hour; less is idle."""
+    return cost * int(share / max(1.0, whole) * PARTS) // PARTS
+
+
+def divide(cost: int, shares: Sequence[float]) -> list[int]:
     """Whole parts of `cost`, one for each, together never more than it."""
-    shares = [
-        max(
-            work.time_ms / (ranks * _HOUR_MS),
-            work.kv_token_s / (capacity_tokens * _HOUR_S) if capacity_tokens else 0.0,
-        )
-        for work in works
-    ]
-    whole = max(1.0, sum(shares))
     parts: list[int] = []
-    left = cost
-    for share in shares:  # in whole numbers, since a float of this size has lost its last digits
-        parts.append(min(left, cost * int(share / whole * PARTS) // PARTS))
+    left, whole = cost, sum(shares)
+    for share in shares:
+        parts.append(min(left, part_of(cost, share, whole)))
         left -= parts[-1]
     return parts
 

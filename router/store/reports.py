@@ -89,9 +89,7 @@ async def cost_report(database: Database, question: Question) -> Report:
         if len(found) > MOST_LINES:
             raise BadRequest(f"The report has more than {MOST_LINES:,} lines: filter, or group by less.", param="by")
         names = await _names(connection, question.by, found)
-        own_currency = (
-            await _own_currency(connection, question) if question.own_costs and table is not daily_tags else None
-        )
+        own_currency = await _own_currency(connection, question) if question.own_costs else None
     lines = [_line(question.by, row, names, own_currency) for row in found]
     return Report(question.first, question.last, question.by, question.filters, own_currency, in_order(lines))
 

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router.store.bands import INPUT_CLASSES, band
 from router.store.rollup_queries import ADDED, DAY_HOURS, HOUR_S, SUMS, WHO, sums_of_day
-from router.store.schema import daily, daily_tags, hourly, requests
+from router.store.schema import daily, daily_tags, hourly, hourly_tags, requests
 
 _LOCK = 0x726F6C6C2D757073  # of pg_advisory_xact_lock
 
@@ -33,18 +33,21 @@ class RowsAreGone(ValueError):
 
 async def add_to_rollups(connection: AsyncConnection, rows: Iterable[Row]) -> None:
     """Adds rows of `requests`, by the names of its columns: those the transaction has inserted, each once."""
-    by_hour, by_day, by_tag = _Sums(), _Sums(), _Sums()
+    by_hour, by_day, by_hour_tag, by_day_tag = _Sums(), _Sums(), _Sums(), _Sums()
     for row in rows:
         sums = _sums_of(row)
         prompt = sum(row[f"{name}_tokens"] for name in INPUT_CLASSES)
         currency = row["currency"] or ""
         where = (*(row[name] for name in WHO), band(prompt), currency)
-        by_hour.add((int(row["at"]) // HOUR_S, *where), sums)
+        hour = int(row["at"]) // HOUR_S
+        by_hour.add((hour, *where), sums)
         by_day.add((row["day"], *where), sums)
         for tag in row["tags"]:
-            by_tag.add((row["day"], row["tenant"], tag, currency), sums)
+            by_hour_tag.add((hour, row["tenant"], tag, row["instance"], currency), sums)
+            by_day_tag.add((row["day"], row["tenant"], tag, currency), sums)
     await lock(connection, shared=True)
-    for table, found in ((hourly, by_hour), (daily, by_day), (daily_tags, by_tag)):
+    tables = ((hourly, by_hour), (daily, by_day), (hourly_tags, by_hour_tag), (daily_tags, by_day_tag))
+    for table, found in tables:
         if found:
             await connection.execute(_upsert(table, connection.dialect.name), found.rows(table))
 
@@ -60,14 +63,14 @@ async def rebuild(connection: AsyncConnection, day: int) -> None:
     there = await connection.scalar(select(func.count()).select_from(requests).where(requests.c.day == day))
     if (summed or 0) > (there or 0):
         raise RowsAreGone(f"rows of day {day} are gone: its sums cannot be made anew")
-    for table, of_day in ((hourly, _hours(day)), (daily, daily.c.day == day), (daily_tags, daily_tags.c.day == day)):
-        await connection.execute(delete(table).where(of_day))
+    for table in (hourly, daily, hourly_tags, daily_tags):
+        await connection.execute(delete(table).where(_of_day(table, day)))
         columns = [*_keys(table), *SUMS]
         await connection.execute(table.insert().from_select(columns, sums_of_day(table, day, connection.dialect.name)))
 
 
-def _hours(day: int) -> ColumnElement[bool]:
-    return hourly.c.hour.between(day * DAY_HOURS, (day + 1) * DAY_HOURS - 1)
+def _of_day(table: Table, day: int) -> ColumnElement[bool]:
+    return table.c.day == day if "day" in table.c else table.c.hour.between(day * DAY_HOURS, (day + 1) * DAY_HOURS - 1)
 
 
 def _sums_of(row: Row) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Integer, Select, String, Table, and_, case, cast, func, literal, or_, select, true
 
 from router.store.bands import BANDS, INPUT_CLASSES
-from router.store.schema import TOKEN_CLASSES, daily_tags, hourly, requests
+from router.store.schema import TOKEN_CLASSES, daily_tags, hourly_tags, requests
 
 WHO = ("tenant", "project", "key", "model", "instance")
 ADDED = (
@@ -25,12 +25,13 @@ def sums_of_day(table: Table, day: int, dialect: str) -> Select[Any]:
     """The rows `table` should have for a day: its key, then SUMS."""
     currency = func.coalesce(requests.c.currency, "")
     source: Any = requests
-    if table is daily_tags:
+    first = _hour(dialect) if "hour" in table.c else requests.c.day
+    if table in (hourly_tags, daily_tags):
         tag = _unfolded_tags(dialect)
         source = requests.join(tag, true())
-        where = [requests.c.day, requests.c.tenant, cast(tag.c.value, String), currency]
+        instance = [requests.c.instance] if table is hourly_tags else []
+        where = [first, requests.c.tenant, cast(tag.c.value, String), *instance, currency]
     else:
-        first = _hour(dialect) if table is hourly else requests.c.day
         where = [first, *(requests.c[name] for name in WHO), _band(), currency]
     keys = [column.label(f"key_{number}") for number, column in enumerate(where)]
     return (

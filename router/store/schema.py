@@ -3,7 +3,8 @@
 identity   tenants › projects › keys. Each row carries the revision of its last change, so that gateways read only what
            is new (`changes`), and nothing older ever replaces what they know.
 rules      limits, prices, instance_costs: never changed in place; a new row with its own validity replaces an old one.
-ledger     requests: one row a request, append-only, in daily partitions on PostgreSQL. hourly, daily, daily_tags: sums.
+ledger     requests: one row a request, append-only, in daily partitions on PostgreSQL. Sums: hourly, hourly_tags, daily,
+           daily_tags.
 audit      every change by an administrator, each row chained to the one before.
 """
 
@@ -263,6 +264,17 @@ daily = Table(
     Column("currency", String(3), primary_key=True),
     *_sums(),
     Index("ix_daily_tenant_day", "tenant", "day"),
+)
+
+hourly_tags = Table(  # a request is here once for each of its tags
+    "hourly_tags",
+    metadata,
+    Column("hour", Integer, primary_key=True),
+    Column("tenant", String(40), primary_key=True),
+    Column("tag", String(100), primary_key=True),
+    Column("instance", String(200), primary_key=True),
+    Column("currency", String(3), primary_key=True),
+    *_sums(),
 )
 
 daily_tags = Table(

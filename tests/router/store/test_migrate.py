@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from router.errors import ConfigError, StoreUnavailable
 from router.store import schema
 from router.store.database import Database, open_database
 from router.store.migrate import check_version, current, downgrade, head, open_store, upgrade
+from tests.router.store.rows import row, write
 
 _ALEMBIC = "alembic_version"
 
@@ -59,6 +61,21 @@ async def test_down_to_nothing_and_up_again(bare: Database) -> None:
     assert await current(bare) == head()
     async with bare.read() as connection:
         assert (await connection.execute(select(schema.changes))).all() == [(1, 0)]
+
+
+async def test_requests_of_before_cost_what_they_cost_whatever_the_policy(bare: Database) -> None:
+    await upgrade(bare)
+    await write(bare, [row("1"), row("2", cost=Decimal("0.25"))])
+    await downgrade(bare, "0001")
+    await upgrade(bare)
+    async with bare.read() as connection:
+        found = await connection.execute(
+            select(schema.requests.c.cost_cache_blind, schema.requests.c.blind_hit_tokens).order_by(
+                schema.requests.c.id
+            )
+        )
+        assert found.all() == [(Decimal("0.5"), 60), (Decimal("0.25"), 60)]
+        assert await connection.scalar(select(schema.daily.c.cost_cache_blind)) == Decimal("0.75")
 
 
 async def test_two_that_upgrade_at_once(bare_url: str) -> None:

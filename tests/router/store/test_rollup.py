@@ -10,7 +10,7 @@ from sqlalchemy import Table, delete, func, select, update
 
 from router.store.database import Database
 from router.store.rollup import RowsAreGone, add_to_rollups, rebuild
-from router.store.schema import daily, daily_tags, hourly, requests
+from router.store.schema import daily, daily_tags, hourly, hourly_tags, requests
 from tests.router.store.rows import DAY, DAY_S, row, write
 
 NINE = DAY * DAY_S + 9 * 3600
@@ -23,7 +23,7 @@ async def _all(database: Database, table: Table) -> list[dict[str, Any]]:
 
 
 async def _sums(database: Database) -> dict[str, list[dict[str, Any]]]:
-    return {table.name: await _all(database, table) for table in (hourly, daily, daily_tags)}
+    return {table.name: await _all(database, table) for table in (hourly, daily, hourly_tags, daily_tags)}
 
 
 async def _rebuild(database: Database, *days: int) -> None:
@@ -75,6 +75,8 @@ async def test_a_request_is_in_the_sums_of_its_hour_its_day_and_its_tags(databas
     assert (day["cost_cache_blind"], day["blind_hit_tokens"]) == (Decimal("2.1"), 60)
     (tag,) = sums["daily_tags"]
     assert (tag["day"], tag["tenant"], tag["tag"], tag["requests"]) == (DAY, "ten_a", "nightly", 1)
+    (tag,) = sums["hourly_tags"]
+    assert (tag["hour"], tag["tag"], tag["instance"], tag["prefill_ms"]) == (DAY * 24 + 9, "nightly", "gpu-1", 4.0)
 
 
 async def test_what_is_written_again_is_not_counted_again(database: Database) -> None:
@@ -108,6 +110,7 @@ async def test_adding_up_and_making_anew_give_the_same(database: Database) -> No
         await connection.execute(update(hourly).values(cost=1, requests=0))
         await connection.execute(update(daily).values(cost=1, requests=0))
         await connection.execute(update(daily_tags).values(cost=1, requests=0))
+        await connection.execute(update(hourly_tags).values(cost=1, requests=0))
     await _rebuild(database, DAY, DAY + 1)
     assert await _sums(database) == added
 
