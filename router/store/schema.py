@@ -3,8 +3,8 @@
 identity   tenants › projects › keys. Each row carries the revision of its last change, so that gateways read only what
            is new (`changes`), and nothing older ever replaces what they know.
 rules      limits, prices, instance_costs: never changed in place; a new row with its own validity replaces an old one.
-ledger     requests: one row a request, append-only, in daily partitions on PostgreSQL. Sums: hourly, hourly_tags, daily,
-           daily_tags.
+ledger     requests: one row a request, append-only, in daily partitions on PostgreSQL. Sums: hourly, hourly_tags,
+           daily, daily_tags.
 audit      every change by an administrator, each row chained to the one before.
 """
 
