@@ -6,6 +6,7 @@ import asyncio
 import resource
 import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from decimal import Decimal
 from typing import Any
 
@@ -169,7 +170,7 @@ async def test_a_locked_database_and_a_full_disk_fail_no_request(stand: Stand, s
         answers = await asyncio.gather(*[stand.ask(body) for _ in range(20)])
         assert {answer.status_code for answer in answers} == {200}
 
-    with sqlite3.connect(sqlite_url.removeprefix("sqlite:///")) as other:
+    with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as other:
         other.execute("BEGIN IMMEDIATE")
         await ask_some()
         other.rollback()
