@@ -24,7 +24,7 @@ from adapters._answers import (
 from adapters._base import EngineAdapter
 from adapters._home import at_home
 from adapters._metrics import by_rank
-from router.core import EngineFacts, EventSource, HitRule, Instance, Load
+from router.core import EngineFacts, EventSource, HitRule, Instance, Load, Need
 from router.errors import EngineProtocolError, EngineUnreachable
 
 _EVENTS_FLAG = (
@@ -75,6 +75,7 @@ class SglangAdapter(EngineAdapter):
             boot_id=_boot_id(info),
             model_path=text(info, "model_path"),
             open_without_key=await self._is_open(instance),
+            lacks=_lacks(await self._http.json(instance, "/model_info")),
             notes=(*_notes(info, instance, told), *strangers),
         )
 
@@ -109,6 +110,16 @@ class SglangAdapter(EngineAdapter):
         if type(info) is not dict:
             raise EngineProtocolError("the engine's server info is not an object")
         return info
+
+
+def _lacks(info: object) -> tuple[Need, ...]:
+    """None: before about 0.5.6 it did not tell."""
+    told = info if isinstance(info, dict) else {}
+    understood: dict[Need, Any] = {
+        "audio": told.get("has_audio_understanding"),
+        "image": told.get("has_image_understanding"),
+    }
+    return tuple(need for need, is_understood in understood.items() if is_understood is False)
 
 
 def _sources(info: Mapping[str, Any], instance: Instance) -> tuple[EventSource, ...]:

@@ -62,6 +62,10 @@ class ClientTls(msgspec.Struct, frozen=True):
     verify: bool = True
 
 
+Need = Literal["audio", "image", "tools", "video"]
+"""What a request may need of an engine beside text."""
+
+
 class Instance(msgspec.Struct, frozen=True):
     """An engine as the operator declared it or discovery found it."""
 
@@ -78,6 +82,7 @@ class Instance(msgspec.Struct, frozen=True):
     hit_alignment_tokens: int | None = None  # where the operator knows better than the engine tells
     price_per_hour: float | None = None  # money for an hour of all its ranks; None: not told
     tls: ClientTls | None = None  # None: http, or https by the system's CAs
+    lacks: tuple[Need, ...] = ()  # by the operator's word; further ones by the engine's own
 
     def __repr__(self) -> str:  # an API key never reaches a log
         return f"Instance({self.id!r}, {self.url!r}, {self.engine!r}, model={self.model!r})"
@@ -121,6 +126,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     boot_id: str | None = None  # changes when the process restarts
     model_path: str | None = None  # a directory that may hold tokenizer files
     open_without_key: bool | None = None
+    lacks: tuple[Need, ...] = ()  # what it says it does not take
     notes: tuple[str, ...] = ()  # what the operator should mend, each with the mend
 
 
@@ -283,6 +289,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     body_bytes: int = 0  # what the relay keeps of it while it waits
     labels: Mapping[str, str] = {}  # of the engines it must be placed on
     isolated_on: str = ""  # its route, if the engine must keep its cache apart there
+    needs: tuple[Need, ...] = ()  # of the engine, beside text
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):

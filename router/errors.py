@@ -4,6 +4,7 @@
     ├── ConfigError                   a configuration that cannot start; carries every mistake with its line
     ├── ClientError                   the client's request is at fault               4xx
     │   ├── BadRequest                  400 invalid_request_error
+    │   ├── ContextTooLong              400 no engine of the model takes so long a prompt
     │   ├── Unauthenticated             401
     │   ├── Forbidden                   403 a valid key that may not do this
     │   ├── RateLimited                 429 too many requests or tokens for now; Retry-After
@@ -90,6 +91,14 @@ class ClientError(WarmrouteError):
 
 class BadRequest(ClientError):
     pass
+
+
+class ContextTooLong(ClientError):
+    code = "context_length_exceeded"
+
+    @classmethod
+    def of(cls, tokens: int, longest: int) -> ContextTooLong:
+        return cls(f"The model takes at most {longest} tokens; this prompt has {tokens}.")
 
 
 class Unauthenticated(ClientError):

@@ -21,7 +21,7 @@ from router.config.values import (
     Text,
     Tokens,
 )
-from router.core import ClientTls, EventSource, Instance, Rates
+from router.core import ClientTls, EventSource, Instance, Need, Rates
 
 
 def _rates(value: Any) -> Any:
@@ -110,6 +110,9 @@ class Engine(Section):
     """The engine's own key (vLLM and SGLang: --api-key). Refer to the environment: ${ENGINE_KEY}."""
     tls: EngineTls | None = None
     """Certificates, where the url is https://. By default the system's CAs decide."""
+    lacks: tuple[Need, ...] = ()
+    """What requests for it may not carry, so that they go to an engine of the model that takes it: image, audio, video,
+    tools. What an engine says of itself need not be said here (SGLang: images, sound)."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Free words for policies and metrics, e.g. zone: a."""
     events: Annotated[
@@ -168,6 +171,7 @@ class Engine(Section):
             hit_alignment_tokens=self.hit_alignment_tokens,
             price_per_hour=self.price_per_hour,
             tls=self.client_tls,
+            lacks=self.lacks,
         )
 
     def _event_sources(self) -> tuple[EventSource, ...] | None:

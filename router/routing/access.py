@@ -1,4 +1,6 @@
-"""Which engines a caller may use: its tenant's own, those with its labels, those that keep its cache apart."""
+"""Which engines a request may use: its tenant's own, those with its caller's labels, those that keep its cache apart,
+those that take what it carries.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,20 @@ OWNER = "tenant"
 NOT_APART = "isolation: "
 """How a reason begins why a rank may not be used by somebody whose cache must be kept apart."""
 NO_SALT = f"{NOT_APART}takes no cache salt on "
+TAKES_NO = "takes no "
+"""How a reason begins why a rank cannot serve a request that carries something beside text."""
 
 
 def access_of(ask: Ask) -> tuple[object, ...]:
     """Equal for those who may use the same engines."""
-    return ask.tenant, _is_of_tenant(ask), ask.isolated_on, *ask.labels.items()
+    return ask.tenant, _is_of_tenant(ask), ask.isolated_on, ask.needs, *ask.labels.items()
 
 
 def closed_to(rank: Rank, ask: Ask, unverified: Unverified) -> str:
     """Why the caller may not use it; empty if it may."""
+    for need in ask.needs:
+        if need in rank.lacks:
+            return f"{TAKES_NO}{need}"
     labels = rank.instance.labels
     owner = labels.get(OWNER)
     if owner is not None and owner not in (ask.tenant, ask.labels.get(OWNER)):

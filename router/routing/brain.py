@@ -15,8 +15,8 @@ from functools import partial
 import msgspec
 
 from router.core import Ask, Booking, Decision, Outcome, Policy, Prompt, Snapshot
-from router.errors import Forbidden, NoEngine, WarmrouteError
-from router.routing.access import NO_SALT, NOT_APART
+from router.errors import BadRequest, Forbidden, NoEngine, WarmrouteError
+from router.routing.access import NO_SALT, NOT_APART, TAKES_NO
 from router.routing.bookings import LEASE_FACTOR, Bookings, Record
 from router.routing.decide import LEAST_BOOKED, decide
 from router.routing.fleet import Fleet, Rank
@@ -291,8 +291,8 @@ class Brain:
         return self._fleet.routable(model, lora).ranks
 
     def look(self, ask: Ask, now: float) -> Look:
-        """Who can serve a request, and what each holds of it. Raises `NoEngine`, and `Forbidden` for a route on which
-        no engine keeps the caller's cache apart."""
+        """Who can serve a request, and what each holds of it. Raises `NoEngine`, `BadRequest` and `ContextTooLong` for
+        what no engine takes, and `Forbidden` for a route on which none keeps the caller's cache apart."""
         ranks, filtered = self._fleet.candidates(ask, now=now)
         if not ranks:
             raise _nobody(ask, filtered)
@@ -488,6 +488,12 @@ def _nobody(ask: Ask, filtered: Mapping[str, str]) -> WarmrouteError:
     if filtered and all(why.startswith(NO_SALT) for why in reasons):
         return Forbidden(
             "No engine of the model keeps caches apart on this route.", code="route_not_isolated", detail=NO_SALT
+        )
+    if filtered and all(why.startswith(TAKES_NO) for why in reasons):
+        lacking = sorted({why.removeprefix(TAKES_NO) for why in reasons})
+        return BadRequest(
+            f"No engine of the model {ask.model!r} takes this request: it has no {' or '.join(lacking)}.",
+            code="unsupported_content",
         )
     kept_out = filtered and all(why.startswith(NOT_APART) for why in reasons)
     return NoEngine(

@@ -11,7 +11,8 @@ from enum import StrEnum
 from math import inf
 from typing import Any, NamedTuple
 
-from router.core import Ask, EngineFacts, EventSource, HitRule, Instance, Load, Rates
+from router.core import Ask, EngineFacts, EventSource, HitRule, Instance, Load, Need, Rates
+from router.errors import ContextTooLong
 from router.routing.access import OWNER, Unverified, access_of, closed_to
 from router.routing.bookings import Booked
 from router.routing.confidence import Confidence
@@ -87,6 +88,7 @@ class Rank:
         "instance",
         "isolation",
         "kept_apart_on",
+        "lacks",
         "last_seq",
         "load",
         "peers",
@@ -119,6 +121,7 @@ class Rank:
     has_events: bool
     capacity_tokens: int  # 0: unknown
     fits_tokens: float  # the longest prompt it can serve
+    lacks: frozenset[Need]
     price_per_hour: float  # its share of what the instance costs; 0: not told
 
     def __init__(
@@ -168,6 +171,7 @@ class Rank:
         self.has_events = self.shares_source or any(source.rank == self.rank for source in self.sources)
         self.capacity_tokens = facts.capacity_tokens or instance.capacity_tokens or 0
         self.fits_tokens = min(facts.max_model_tokens or inf, self.capacity_tokens or inf)
+        self.lacks = frozenset((*instance.lacks, *facts.lacks))
         self.price_per_hour = (instance.price_per_hour or 0.0) / max(1, facts.ranks)
 
     @property
@@ -212,6 +216,7 @@ class Fleet:
         self._routable: dict[tuple[str, str | None], Routable] = {}
         self._open_to: dict[tuple[object, ...], Routable] = {}
         self._owned = False  # some engine is for one tenant alone
+        self._differ = False  # some engine lacks what others may have
         self._sizes: dict[str, frozenset[int]] = {}
         self._unseen: dict[str, tuple[float, bool]] = {}  # by model: until when, and what was found
         self._suspects: dict[str, Rank] = {}
@@ -225,6 +230,7 @@ class Fleet:
 
     def _changed(self) -> None:
         self._owned = any(OWNER in ranks[0].instance.labels for ranks in self._members.values())
+        self._differ = any(rank.lacks for rank in self)
         self._routable.clear()
         self._open_to.clear()
         self._sizes.clear()
@@ -304,7 +310,7 @@ class Fleet:
 
     def _routable_by(self, ask: Ask) -> Routable:
         """Who can serve the model and may be used by whoever asks."""
-        if not (ask.isolated_on or self._owned or ask.labels):
+        if not (ask.isolated_on or self._owned or ask.labels or (ask.needs and self._differ)):
             return self.routable(ask.model, ask.lora)
         kind = (ask.model, ask.lora, *access_of(ask))
         found = self._open_to.get(kind)
@@ -411,7 +417,8 @@ class Fleet:
         """The ranks a request may go to, and why the others not. Empty: nobody can serve it now.
 
         A prompt that fits nobody, and a fleet of hardly anything but suspects, go to all: the engine's own answer is
-        better than one of ours.
+        better than one of ours. Raises ContextTooLong for a prompt of known length that no engine of the model takes by
+        its own word, whichever of them are there now.
         """
         routable = self._routable_by(ask)
         calm = not self._suspects and not self._starting
@@ -422,6 +429,8 @@ class Fleet:
         filtered |= excluded
         ranks: Sequence[Rank] = [rank for rank in routable.ranks if rank.id not in excluded]
         tokens = ask.prompt.tokens
+        if ask.prompt.exact and tokens > (longest := self._longest(ask.model)):
+            raise ContextTooLong.of(tokens, int(longest))
         ranks = _prefer(ranks, lambda r: f"{tokens} tokens do not fit" if tokens > r.fits_tokens else "", filtered)
         if self._suspects:
             ranks = _prefer(ranks, lambda r: self._suspicion(r, now), filtered, least=LEAST_SHARE)
@@ -469,6 +478,10 @@ class Fleet:
         for rank in self:
             models.setdefault(rank.instance.model, []).append(rank)
         return models
+
+    def _longest(self, model: str) -> float:
+        """The longest prompt that some engine of the model may take; infinite if one does not tell."""
+        return max((rank.facts.max_model_tokens or inf for rank in self if rank.instance.model == model), default=inf)
 
     def loras(self, model: str) -> frozenset[str]:
         return frozenset(lora for rank in self if rank.instance.model == model for lora in rank.facts.loras)

@@ -23,6 +23,7 @@ from router.serving.form import Form, read_form
 from router.serving.isolation.salts import WITHOUT_PREFIX, salt_within
 from router.serving.labels import END_USER_FIELDS, END_USER_HEADERS, TAG_HEADERS, end_user_in, end_user_of, tags_of
 from router.serving.models import Models, Named
+from router.serving.needs import needs_of
 from router.serving.resume import Transcript, continued, continued_body, may_be_resumed
 from router.serving.splice import splice, value_of
 from router.serving.sse import EventRelay
@@ -203,6 +204,7 @@ class Call:
             len(self.body),
             caller.labels,
             self.path if caller.isolated and self.path not in WITHOUT_PREFIX else "",
+            needs_of(self.fields, is_text=prompt.source == "exact"),
         )
 
     def upstream_body(self, served: str, owned_fields: Mapping[str, bytes]) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from router.errors import ClientError, EngineError, EngineProtocolError, WarmrouteError
+from router.errors import ClientError, ContextTooLong, EngineError, EngineProtocolError, WarmrouteError
 from router.serving.usage import parse_object
 
 _TRACE = re.compile(
@@ -22,7 +22,7 @@ _TOO_LONG = re.compile(r"maximum context length|longer than the model's context 
 """vLLM 0.32; SGLang 0.5.23; OpenAI's own code. Older engines say so with a 500."""
 _DEAD = "EngineCore encountered an issue"  # vLLM 0.32, of every request, until its server is gone too
 _MESSAGE_CHARS = 4096
-CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+CONTEXT_LENGTH_EXCEEDED = ContextTooLong.code
 _NOT_THERE = "The engine does not serve this model or route."
 _NO_ROUTE = "The engine of this model does not serve this route."
 _ROUTE_MISSES = ("", "not found", "file not found", "method not allowed")  # FastAPI, llama.cpp: no word of a model

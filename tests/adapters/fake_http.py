@@ -69,6 +69,7 @@ def sglang(**more: Answer) -> dict[str, Answer]:
     return {
         "/v1/models": as_recorded("sglang-0.5.23", "models"),
         "/server_info": as_recorded("sglang-0.5.23", "server-info"),
+        "/model_info": as_recorded("sglang-0.5.23", "model-info"),
         "/v1/loads": as_recorded("sglang-0.5.23", "loads"),
         "/metrics": page("sglang-0.5.23"),
         **more,

@@ -62,7 +62,25 @@ class TestInspect:
         assert facts.model_path == "/models/tiny-qwen3"
         assert facts.sources == (EventSource(0, "tcp://10.0.0.7:15801", "tcp://10.0.0.7:15802", "kv-events"),)
         assert facts.open_without_key is True
+        assert facts.lacks == ("audio", "image")
         assert facts.notes == ()
+
+    @pytest.mark.parametrize(
+        ("told", "lacks"),
+        [
+            ({"has_image_understanding": True, "has_audio_understanding": False}, ("audio",)),
+            ({"has_image_understanding": True, "has_audio_understanding": True}, ()),
+            ({"has_image_understanding": ..., "has_audio_understanding": ...}, ()),
+        ],
+    )
+    async def test_what_it_takes_beside_text(self, told: dict[str, Any], lacks: tuple[str, ...]) -> None:
+        model_info = {"/model_info": changed("sglang-0.5.23", "model-info", **told)}
+        assert (await inspected(FakeEngine(sglang() | model_info))).lacks == lacks
+
+    async def test_a_version_that_does_not_tell_what_it_takes(self) -> None:
+        engine = sglang()
+        del engine["/model_info"]
+        assert (await inspected(FakeEngine(engine))).lacks == ()
 
     async def test_ports_of_ranks_count_up(self) -> None:
         facts = await inspected(FakeEngine(sglang() | info(dp_size=3, kv_events=KV_EVENTS | {"dp_size": 3})))

@@ -122,7 +122,7 @@ class Engine:
 
     `seen` holds the completion requests that came, in order, `heard` all requests, as bytes. `started_at`, `asleep` and
     `capacity_tokens` show in its metrics and may be changed while it runs. With `tls` it speaks https. `salted`: where
-    it takes a cache_salt.
+    it takes a cache_salt. `lacks`: what the operator has to say, since it tells nothing of it.
     """
 
     def __init__(
@@ -136,8 +136,12 @@ class Engine:
         capacity_tokens: int = 1 << 20,
         tls: ssl.SSLContext | None = None,
         salted: Sequence[str] = SALTED,
+        max_model_tokens: int = 1 << 20,
+        lacks: Sequence[str] = (),
     ) -> None:
         self.name = name
+        self.lacks = lacks
+        self.max_model_tokens = max_model_tokens
         self.salted = salted
         self._probed: set[tuple[object, ...]] = set()
         self.script = script
@@ -203,7 +207,13 @@ class Engine:
     async def _tell(self, exchange: Exchange) -> None:
         match exchange.path:
             case "/v1/models":
-                card = {"id": MODEL, "object": "model", "owned_by": "vllm", "root": MODEL, "max_model_len": 1 << 20}
+                card = {
+                    "id": MODEL,
+                    "object": "model",
+                    "owned_by": "vllm",
+                    "root": MODEL,
+                    "max_model_len": self.max_model_tokens,
+                }
                 await exchange.answer({"object": "list", "data": [card]})
             case "/version":
                 await exchange.answer({"version": "0.32.0"})
@@ -236,7 +246,9 @@ class Engine:
         except Rejected as rejected:
             await exchange.answer(rejected.body, status=rejected.status)
         else:
-            await exchange.answer({"count": len(ids), "max_model_len": 1 << 20, "tokens": ids, "token_strs": None})
+            await exchange.answer(
+                {"count": len(ids), "max_model_len": self.max_model_tokens, "tokens": ids, "token_strs": None}
+            )
 
     def _metrics(self) -> bytes:
         lines = [f"process_start_time_seconds {self.started_at}"]

@@ -88,7 +88,11 @@ class Stand:
             "admin": {"port": 0},
             "models": {MODEL: {"tokenizer": "demo", "tokenize": "always", "parity": "off", **(model or {})}},
             "engines": [
-                {"id": e.name, "url": e.url, "kind": "vllm", "rates": {"c1_ms": 20}, **(engine or {})} for e in engines
+                {
+                    **{"id": e.name, "url": e.url, "kind": "vllm", "rates": {"c1_ms": 20}, "lacks": list(e.lacks)},
+                    **(engine or {}),
+                }
+                for e in engines
             ],
             **sections,
         }

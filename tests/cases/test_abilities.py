@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
 from tests.cases.engine import Engine, Exchange, Script, whole_answer
 from tests.cases.stand import COMPLETIONS, Stand, case_input, ids_body
-
-# SGLang tells whether it sees images (0.5.23: has_image_understanding). The engines here, made after vLLM 0.32, tell
-# nothing of it: an operator has to say it, and so must these tests as soon as there is a way to.
-UNKNOWN = "the gateway does not know what kinds of content an engine takes"
 
 
 # https://github.com/getainode/ainode/issues/83
 class TestImages:
+    """SGLang tells whether it sees images (0.5.23: has_image_understanding). The engines here, made after vLLM 0.32,
+    tell nothing of it: the operator says it."""
+
     CALL = case_input("60")["client"][0]
     TEXT, BOTH = case_input("60")["upstream"]
 
@@ -31,21 +28,33 @@ class TestImages:
 
         return script
 
-    @pytest.mark.xfail(strict=True, reason=UNKNOWN)
     async def test_go_to_an_engine_that_takes_them(self, stand: Stand) -> None:
-        text, both = Engine(self.TEXT["id"], script=self._text_only()), Engine(self.BOTH["id"])
+        text = Engine(self.TEXT["id"], script=self._text_only(), lacks=["image"])
+        both = Engine(self.BOTH["id"])
         await stand.start(text, both)
         answers = [await stand.ask(self.CALL["json"]) for _ in range(self.CALL["times"])]
         assert {answer.status_code for answer in answers} == {200}
         assert (len(text.seen), len(both.seen)) == (0, self.CALL["times"])
 
-    @pytest.mark.xfail(strict=True, reason=UNKNOWN)
     async def test_that_nobody_takes_are_refused_here(self, stand: Stand) -> None:
-        text = Engine(self.TEXT["id"], script=self._text_only())
+        text = Engine(self.TEXT["id"], script=self._text_only(), lacks=["image"])
         await stand.start(text)
         answer = await stand.ask(self.CALL["json"])
         assert answer.status_code == 400
-        assert answer.json()["error"]["message"]
+        assert answer.json()["error"]["code"] == "unsupported_content"
+        assert "image" in answer.json()["error"]["message"]
+        assert text.seen == []
+
+    async def test_wait_for_the_engine_that_takes_them_rather_than_being_refused(self, stand: Stand) -> None:
+        """It is away for now: that is no fault of the client's."""
+        text = Engine(self.TEXT["id"], script=self._text_only(), lacks=["image"])
+        await stand.start(text, both := Engine(self.BOTH["id"]))
+        both.asleep = True
+
+        async def is_asleep() -> bool:
+            return (await stand.ask(self.CALL["json"])).status_code == 503
+
+        await stand.until(is_asleep)
         assert text.seen == []
 
     async def test_that_an_engine_refuses_are_not_tried_elsewhere(self, stand: Stand) -> None:
@@ -98,16 +107,18 @@ class TestLength:
         over.set()
         await busy
 
-    @pytest.mark.xfail(
-        strict=True, reason="a prompt that fits no engine goes to one all the same, for its answer to be the client's"
-    )
     async def test_that_fits_nobody_is_refused_here(self, stand: Stand) -> None:
-        async def script(exchange: Exchange) -> None:
-            await exchange.answer({"error": {"message": "too long", "code": 400}}, status=400)
-
-        short = Engine("SHORT", script=script, capacity_tokens=1_000)
+        short = Engine("SHORT", max_model_tokens=1_000)
         await stand.start(short)
         answer = await stand.ask(self._body(2_000), path=COMPLETIONS)
         assert answer.status_code == 400
-        assert answer.json()["error"]["message"]
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        assert answer.json()["error"]["message"] == "The model takes at most 1000 tokens; this prompt has 2000."
         assert short.seen == []
+        assert (await stand.ask(self._body(1_000), path=COMPLETIONS)).status_code == 200
+
+    async def test_that_no_cache_holds_is_the_engines_to_judge(self, stand: Stand) -> None:
+        """How much its cache holds is not how long a prompt may be: some layers keep but a window of it."""
+        short = Engine("SHORT", capacity_tokens=1_000)
+        await stand.start(short)
+        assert (await stand.ask(self._body(2_000), path=COMPLETIONS)).status_code == 200

@@ -69,13 +69,14 @@ async def well(call: Wrong, number: int) -> None:
 
 
 class FaultyEngine:
-    """Serves one model. `times`: when each call came, by the loop's clock."""
+    """Serves one model. `times`: when each call came, by the loop's clock. `max_model_tokens`: set before it joins."""
 
     def __init__(self, model: str, script: Script = well) -> None:
         self.model = model
         self.script = script
         self.times: list[float] = []
         self.calls: list[Wrong] = []
+        self.max_model_tokens: int | None = None
         self._listener = Listener(self._one)
         self.die = self._listener.stop
 
@@ -95,7 +96,8 @@ class FaultyEngine:
         call = Wrong(await reader.readuntil(b"\r\n\r\n"), b"", writer, reader)
         call.model = self.model
         if call.head.startswith(b"GET "):
-            cards = {"object": "list", "data": [{"id": self.model, "object": "model"}]}
+            card = {"id": self.model, "object": "model", "max_model_len": self.max_model_tokens}
+            cards = {"object": "list", "data": [card]}
             await call.whole(json.dumps(cards).encode())
             return
         call.body = await reader.readexactly(int(call.headers["content-length"]))

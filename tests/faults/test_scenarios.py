@@ -249,6 +249,16 @@ async def test_s12_a_prompt_too_long_goes_to_the_larger_model(deployment: Deploy
     assert (len(main.times), len(spare.times)) == (1, 1)
 
 
+async def test_s12_a_prompt_known_to_be_too_long_goes_there_at_once(deployment: Deployment) -> None:
+    main, spare = await deployment.engine(), await deployment.engine(model="spare")
+    main.max_model_tokens = 2
+    await deployment.start(main, spare, main=SPARE | {"tokenize": "always"})
+    assert is_whole(await deployment.ask())
+    assert (len(main.times), len(spare.times)) == (0, 1)
+    (outcome,) = deployment.outcomes
+    assert outcome.model == "spare"
+
+
 async def test_s12_or_the_client_is_told(deployment: Deployment) -> None:
     async def too_long(call: Wrong, number: int) -> None:
         await call.refuse(400, "context_length_exceeded", TOO_LONG)
