@@ -322,8 +322,6 @@ class Running:
             self._at_end(books.stop)  # after the last request, whose listening ends before
         await self._listen(self._edge, proxies)
         await self._serve_admin()
-        gc.collect()
-        gc.freeze()  # what was built at the start is not looked at again by every collection
 
     async def _identify(self, key_pepper: bytes, salts: Salts) -> Identity | None:
         """None: nobody is asked who they are."""
@@ -637,6 +635,8 @@ async def _run(config: Config, read_again: ReadAgain | None) -> None:
     running = Running(config, admin="process", read_again=read_again)
     with Signals(reload=running.reload).heard() as told:
         async with running:
+            gc.collect()
+            gc.freeze()  # what was built at the start is not looked at again by every collection
             log.info("warmroute %s: base_url %s/v1, admin %s", __version__, running.url, running.admin_url or "off")
             await told.stop.wait()
             log.info("draining")
