@@ -72,7 +72,7 @@ def admin_settings(config: Config) -> AdminSettings:
 
 def room_settings(settings: WaitingRoom) -> tuple[RoomRule, RoomLimits]:
     return (
-        RoomRule(free_tokens=settings.free_tokens, head_start_max_s=settings.head_start_max_s),
+        RoomRule(free_tokens=settings.free_tokens, head_start_max_s=settings.head_start_max_s, gap_s=settings.gap_s),
         RoomLimits(requests=settings.max_requests, body_bytes=int(settings.max_bytes), wait_s=settings.wait_s),
     )
 

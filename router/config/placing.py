@@ -38,6 +38,9 @@ class WaitingRoom(Section):
     head_start_max_s: Seconds = 40.0
     """Short prompts go before long ones, but nothing that arrives later than this overtakes a request; under heavy
     overload up to 300 s."""
+    gap_s: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] = 0.1
+    """While others wait and answers come slowly, an engine rests between two prefills, so long at most, so that those
+    who decode there move on. 0: never; first tokens come sooner, further ones more slowly."""
     wait_s: Seconds = 600.0
     """A request that is not placed by then is refused; one that could not be, at once, with Retry-After."""
     max_requests: Annotated[int, Field(ge=1, le=10_000_000)] = 10_000

@@ -2,6 +2,7 @@
 
 kv_aware             a policy by name; kv_aware in the waiting room, as the gateway runs it, all others at arrival
 lmetric:room         in the waiting room
+kv_aware:gapless     the same, but engines do not rest between prefills
 kv_aware:push        at arrival
 lmetric:shortest     at arrival, and engines serve the shortest uncached prompt first
 dynamo:wspt          when an engine has room, the shortest uncached prompt first, without bound and without hold
@@ -22,6 +23,7 @@ _RULES: dict[str, RoomRule | None] = {
     "push": None,
     "shortest": None,
     "room": RoomRule(),
+    "gapless": RoomRule(gap_s=0.0),
     "wspt": RoomRule(head_start=1e6, head_start_max_s=inf, hold=False, gap_s=0.0),
     "fcfs": RoomRule(head_start=0.0, hold=False, gap_s=0.0),
     "hold": RoomRule(head_start=0.0, gap_s=0.0),

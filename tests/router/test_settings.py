@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from router.config import PolicyChoice
+from router.config import PolicyChoice, WaitingRoom
 from router.errors import ConfigError
+from router.routing.room_rule import RoomRule
 from router.routing.shadow import Shadows
-from router.settings import open_shadows, ttft_slo_ms
+from router.routing.waiting_room import RoomLimits
+from router.settings import open_shadows, room_settings, ttft_slo_ms
 
 
 class Demanding:
@@ -47,3 +50,17 @@ def test_the_objective_for_a_prompt() -> None:
     assert scaled is not None
     assert (fixed(0), fixed(100_000)) == (2000.0, 2000.0)
     assert (scaled(0), scaled(1_000), scaled(32_000)) == (1000.0, 1062.5, 3000.0)
+
+
+def test_the_waiting_rooms_rule_and_limits() -> None:
+    asked = WaitingRoom(free_tokens=100, head_start_max_s=7.0, gap_s=0.0, max_requests=3, wait_s=9.0)
+    rule, limits = room_settings(asked)
+    assert (rule.free_tokens, rule.head_start_max_s, rule.gap_s) == (100, 7.0, 0.0)
+    assert (limits.requests, limits.wait_s) == (3, 9.0)
+    assert room_settings(WaitingRoom()) == (RoomRule(), RoomLimits())
+
+
+@pytest.mark.parametrize("gap_s", [-0.001, 10.001, float("nan")])
+def test_a_gap_lasts_from_nothing_to_ten_seconds(gap_s: float) -> None:
+    with pytest.raises(ValidationError, match="gap_s"):
+        WaitingRoom(gap_s=gap_s)

@@ -26,6 +26,7 @@ def test_only_shortest_changes_the_order_in_the_engines() -> None:
     assert {mode: parse_arm(f"p:{mode}").order for mode in MODES if mode != "shortest"} == {
         "push": "first_come",
         "room": "first_come",
+        "gapless": "first_come",
         "wspt": "first_come",
         "fcfs": "first_come",
         "hold": "first_come",
@@ -52,6 +53,13 @@ def test_in_the_order_of_arrival_nobody_has_a_head_start() -> None:
         assert (found.hold, found.gap_s) == (holds, 0.0)
 
 
+def test_without_gaps_engines_take_the_next_at_once_and_all_else_is_as_in_the_room() -> None:
+    found = rule("gapless")
+    assert found.rest_s(1_000.0, found.gap_s, 1.0) == 0.0
+    assert found == RoomRule(gap_s=0.0)
+    assert RoomRule().rest_s(1_000.0, RoomRule().gap_s, 1.0) > 0.0
+
+
 def test_a_policy_may_be_named_by_module_and_attribute() -> None:
     assert parse_arm("our.policies:Best") == Arm("our.policies:Best", "our.policies:Best", None)
     assert parse_arm("our.policies:Best:room") == Arm("our.policies:Best:room", "our.policies:Best", RoomRule())
@@ -60,6 +68,6 @@ def test_a_policy_may_be_named_by_module_and_attribute() -> None:
 
 @pytest.mark.parametrize("text", ["kv_aware:rooms", ":room", "", "a:b:c", "kv_aware:"])
 def test_what_is_no_arm_is_said_with_what_would_be(text: str) -> None:
-    with pytest.raises(ValueError, match=r":push, :shortest, :room, :wspt, :fcfs, :hold") as caught:
+    with pytest.raises(ValueError, match=r":push, :shortest, :room, :gapless, :wspt, :fcfs, :hold") as caught:
         parse_arm(text)
     assert repr(text) in str(caught.value)
