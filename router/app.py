@@ -232,7 +232,7 @@ class Running:
         )
 
         # The request's path
-        self._outbox = Outbox()
+        self._outbox = Outbox() if books is None else Outbox(before=books.flush)
         proxies = TrustedProxies(map(ipaddress.ip_network, config.listen.trusted_proxies))
         engines = self._engines = Engines(self._pool)
         models = self._models = Models(expected=expected_models(config))

@@ -20,9 +20,9 @@ AT_ONCE = 16
 class Outbox:
     """Of one loop, for all its connections. `before`: called each time before something goes out."""
 
-    def __init__(self, *, before: Callable[[], None] | None = None) -> None:
+    def __init__(self, *, before: Callable[[], None] = lambda: None) -> None:
         self._loop = asyncio.get_running_loop()
-        self._before = before
+        self.before = before
         self._due: list[BatchedTransport] = []
 
     def batched(self, transport: asyncio.Transport) -> BatchedTransport:
@@ -39,8 +39,6 @@ class Outbox:
 
     def _send(self) -> None:
         due, self._due = self._due, []
-        if due and self._before is not None:
-            self._before()
         for transport in due:
             transport.flush()
 
@@ -69,12 +67,14 @@ class BatchedTransport(asyncio.Transport):
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
         self.flush()
+        self._outbox.before()
         self._transport.writelines(list_of_data)
 
     def flush(self) -> None:
         """What waits is handed to the system."""
         waiting, self._waiting = self._waiting, b""
         if waiting and not self._transport.is_closing():
+            self._outbox.before()
             self._transport.write(waiting)
 
     def write_eof(self) -> None:

@@ -130,4 +130,5 @@ async def test_who_has_to_know_is_told_before_anything_goes_out() -> None:
     assert log == []
     transport.write(b"a")
     await asyncio.sleep(0)
-    assert log == [("before", None), ("write", b"a")]
+    transport.writelines((b"b", b"c"))
+    assert log == [("before", None), ("write", b"a"), ("before", None), ("writelines", [b"b", b"c"])]
