@@ -172,7 +172,7 @@ class Ledger:
         }
 
     def _output_bound(self, call: Call, prompt: Prompt) -> int:
-        limit = call.api.output_limit(call.fields)
+        limit = call.output_limit
         if limit is None:
             longest = call.named.model.max_model_tokens
             if longest is not None:
