@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import cast
 
 from router.http.messages import CONTINUE, Limits, Refusal, Request, error_body
-from router.http.outbox import Outbox
+from router.http.outbox import BatchedTransport, Outbox
 from router.http.reader import HEAD, IDLE, RequestReader
 from router.http.responder import Responder
 
@@ -125,6 +125,8 @@ class ServerProtocol(asyncio.Protocol):
         half-closed one) it has left.
         """
         self._deaf = True
+        if isinstance(self._transport, BatchedTransport):  # the bare one closes by itself, and knows nothing of it
+            self._transport.flush()
         if self._tls:
             return False
         waiting = self._reader.requests

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from router.http.messages import ONE_WRITE_BYTES
+from router.http.connection import ServerProtocol
+from router.http.messages import ONE_WRITE_BYTES, Limits, Request
 from router.http.outbox import AT_ONCE, Outbox
+from router.http.responder import Responder
 
 Log = list[tuple[str, Any]]
 
@@ -42,6 +44,8 @@ class _Transport(asyncio.Transport):
 
     def get_write_buffer_size(self) -> int:
         return 7
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
 
 
 async def test_what_one_turn_writes_goes_out_at_its_end_in_order() -> None:
@@ -120,6 +124,23 @@ async def test_a_connection_that_ended_meanwhile_keeps_nobody_waiting() -> None:
     gone.closing = True
     await asyncio.sleep(0)
     assert log == [("write", b"to somebody")]
+
+
+async def test_a_client_that_shuts_its_side_in_the_turn_of_its_answer_gets_it() -> None:
+    """When it has nothing to wait for, the transport closes by itself as soon as it is told so."""
+    log: Log = []
+
+    def answer(request: Request, responder: Responder) -> None:
+        responder.send(200, [], b"in time")
+
+    connection = ServerProtocol(answer, Limits(), set(), outbox=Outbox())
+    connection.connection_made(_Transport(log))
+    connection.data_received(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+    assert log == []
+    assert not connection.eof_received()
+    [(call, written)] = log
+    assert call == "write"
+    assert written.endswith(b"\r\n\r\nin time")
 
 
 async def test_who_has_to_know_is_told_before_anything_goes_out() -> None:
