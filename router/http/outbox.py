@@ -40,7 +40,11 @@ class Outbox:
     def _send(self) -> None:
         due, self._due = self._due, []
         for transport in due:
-            transport.flush()
+            try:
+                transport.flush()
+            except Exception as error:  # whatever it is, it is not to keep the others waiting
+                self._loop.call_exception_handler({"message": "writing failed", "exception": error})
+                transport.abort()
 
 
 class BatchedTransport(asyncio.Transport):

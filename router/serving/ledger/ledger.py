@@ -1,4 +1,4 @@
-"""The gateway's side of the ledger: what it is told, it writes to the spool at once."""
+"""The gateway's side of the ledger: what it is told goes to the spool."""
 
 from __future__ import annotations
 

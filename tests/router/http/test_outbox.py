@@ -126,6 +126,24 @@ async def test_a_connection_that_ended_meanwhile_keeps_nobody_waiting() -> None:
     assert log == [("write", b"to somebody")]
 
 
+async def test_one_that_cannot_be_written_to_keeps_nobody_waiting() -> None:
+    log: Log = []
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+    mistake = RuntimeError("not to be written to")
+
+    class Broken(_Transport):
+        def write(self, data: bytes | bytearray | memoryview) -> None:
+            raise mistake
+
+    outbox = Outbox()
+    outbox.batched(Broken(log)).write(b"lost")
+    outbox.batched(_Transport(log)).write(b"to somebody")
+    await asyncio.sleep(0)
+    assert log == [("abort", None), ("write", b"to somebody")]
+    assert [context["exception"] for context in told] == [mistake]
+
+
 async def test_a_client_that_shuts_its_side_in_the_turn_of_its_answer_gets_it() -> None:
     """When it has nothing to wait for, the transport closes by itself as soon as it is told so."""
     log: Log = []
