@@ -37,6 +37,7 @@ from router.core import Instance, Outcome, Placement, Policy
 from router.errors import ConfigError, Conflict, StoreUnavailable, WarmrouteError, place_of
 from router.http.client import Pool
 from router.http.messages import PoolLimits, Request
+from router.http.outbox import Outbox
 from router.http.proxies import TrustedProxies
 from router.http.server import Server, serve
 from router.isolation import IsolationView
@@ -231,6 +232,7 @@ class Running:
         )
 
         # The request's path
+        self._outbox = Outbox() if books is None else Outbox(before=books.flush)
         proxies = TrustedProxies(map(ipaddress.ip_network, config.listen.trusted_proxies))
         engines = self._engines = Engines(self._pool)
         models = self._models = Models(expected=expected_models(config))
@@ -497,6 +499,7 @@ class Running:
                 tls=tls,
                 behind=proxies if listen.proxy_protocol else None,
                 refuser=edge.refuse,
+                outbox=self._outbox,
             )
         except OSError as error:  # a port in use, or one that is not ours to take
             reason = os.strerror(error.errno) if error.errno else str(error)
@@ -536,7 +539,7 @@ class Running:
 
     def _pool(self, instance: Instance) -> Pool:
         limits = PoolLimits(connect_s=self._config.timeouts.connect_s)
-        return Pool(instance.url, limits=limits, tls=instance.tls)
+        return Pool(instance.url, limits=limits, tls=instance.tls, outbox=self._outbox)
 
     def _at_end(self, close: Callable[[], object]) -> None:
         async def call() -> None:

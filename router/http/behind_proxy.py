@@ -7,6 +7,7 @@ from collections import Counter
 
 from router.http.connection import Handler, Refuser, ServerProtocol
 from router.http.messages import Limits, Refusal
+from router.http.outbox import Outbox
 from router.http.proxies import TrustedProxies, read_preamble
 
 
@@ -27,8 +28,9 @@ class ServerProtocolBehindProxy(ServerProtocol):
         *,
         refused: Counter[int] | None = None,
         refuser: Refuser | None = None,
+        outbox: Outbox | None = None,
     ) -> None:
-        super().__init__(handler, limits, connections, refused=refused, refuser=refuser)
+        super().__init__(handler, limits, connections, refused=refused, refuser=refuser, outbox=outbox)
         self._trusted = trusted
         self._preamble: bytes | None = None  # what has come of the header; None: none is due
 

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from router.core import ClientTls
 from router.errors import EngineTlsError, EngineUnreachable
 from router.http.messages import HOP_BY_HOP, ONE_WRITE_BYTES, Header, PoolLimits, header_lines
+from router.http.outbox import Outbox
 from router.http.upstream import ClientProtocol, Exchange, KnownAnswer, Receiver, no_answer
 from router.tls import client_context, tls_fault
 
@@ -45,8 +46,11 @@ class Pool:
         *,
         limits: PoolLimits | None = None,
         tls: ClientTls | None = None,
+        outbox: Outbox | None = None,
     ) -> None:
-        """Raises ValueError for a url that is not http:// or https:// with a host."""
+        """`outbox`: what is sent waits there for the end of the turn; by default in one of its own.
+
+        Raises ValueError for a url that is not http:// or https:// with a host."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"not an http or https url: {url!r}")
@@ -59,6 +63,7 @@ class Pool:
         self._limits = limits or PoolLimits()
         self._idle_s = self._limits.idle_s
         self._loop = asyncio.get_running_loop()
+        self._outbox = outbox or Outbox()
         self._idle: deque[ClientProtocol] = deque()  # oldest first; the dead are dropped when met
         self._connections: set[ClientProtocol] = set()
         self._connecting: set[asyncio.Task[ClientProtocol]] = set()
@@ -198,7 +203,7 @@ class Pool:
         return connection
 
     def _new_connection(self) -> ClientProtocol:
-        return ClientProtocol(self, self._limits.head_bytes, known=self._known)
+        return ClientProtocol(self, self._limits.head_bytes, known=self._known, outbox=self._outbox)
 
     def _connected(self, exchange: Exchange, task: asyncio.Task[ClientProtocol]) -> None:
         self._connecting.discard(task)

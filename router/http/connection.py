@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import cast
 
 from router.http.messages import CONTINUE, Limits, Refusal, Request, error_body
+from router.http.outbox import BatchedTransport, Outbox
 from router.http.reader import HEAD, IDLE, RequestReader
 from router.http.responder import Responder
 
@@ -29,13 +30,14 @@ class ServerProtocol(asyncio.Protocol):
 
     The connection registers itself in `connections` while it lives. It keeps no timer: whoever serves calls `sweep`
     about once a second. `refused` counts the requests refused here, by status. Where the head is whole, `refuser` says
-    it to the client, with what goes with every answer; it gets the request without a body.
+    it to the client, with what goes with every answer; it gets the request without a body. `outbox`: what is written
+    waits there for the end of the turn; None: it goes out at once.
     """
 
     __slots__ = (
         "_active", "_advancing", "_connections", "_deaf", "_draining", "_eof", "_handler", "_limits", "_loop",
-        "_paused", "_peer", "_reader", "_reading_paused", "_refusal", "_refused", "_refuser", "_stage", "_tls",
-        "_transport", "_unsent", "_waited", "_winding_down",
+        "_outbox", "_paused", "_peer", "_reader", "_reading_paused", "_refusal", "_refused", "_refuser", "_stage",
+        "_tls", "_transport", "_unsent", "_waited", "_winding_down",
     )  # fmt: skip
 
     _transport: asyncio.Transport
@@ -49,10 +51,12 @@ class ServerProtocol(asyncio.Protocol):
         *,
         refused: Counter[int] | None = None,
         refuser: Refuser | None = None,
+        outbox: Outbox | None = None,
     ) -> None:
         self._handler = handler
         self._refuser = refuser
         self._limits = limits
+        self._outbox = outbox
         self._connections = connections
         self._refused: Counter[int] = Counter() if refused is None else refused
         self._loop = asyncio.get_running_loop()
@@ -74,7 +78,8 @@ class ServerProtocol(asyncio.Protocol):
     # -- transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        bare = cast(asyncio.Transport, transport)
+        self._transport = bare if self._outbox is None else self._outbox.batched(bare)
         self._transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
         peer = self._transport.get_extra_info("peername")
         self._peer = str(peer[0]) if isinstance(peer, tuple) else ""
@@ -120,6 +125,8 @@ class ServerProtocol(asyncio.Protocol):
         half-closed one) it has left.
         """
         self._deaf = True
+        if isinstance(self._transport, BatchedTransport):  # the bare one closes by itself, and knows nothing of it
+            self._transport.flush()
         if self._tls:
             return False
         waiting = self._reader.requests

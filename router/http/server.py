@@ -8,12 +8,14 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from router.http.behind_proxy import ServerProtocolBehindProxy
 from router.http.connection import Handler, Refuser, ServerProtocol
 from router.http.messages import Limits, Request
+from router.http.outbox import Outbox
 from router.http.proxies import TrustedProxies
 from router.http.responder import Responder
 
@@ -115,24 +117,23 @@ async def serve(
     tls: ssl.SSLContext | None = None,
     behind: TrustedProxies | None = None,
     refuser: Refuser | None = None,
+    outbox: Outbox | None = None,
 ) -> Server:
     """Listen on `sock`, else on `unix_path`, else on host and port (0: any); with `tls`, for https. Raises OSError.
 
     `behind`: the proxies whose connections begin with the PROXY protocol; others' do not. `refuser`: see
-    `ServerProtocol`.
+    `ServerProtocol`. `outbox`: by default one of its own.
     """
     loop = asyncio.get_running_loop()
     limits = limits or Limits()
     connections: set[ServerProtocol] = set()
     refused: Counter[int] = Counter()
     server: Server | None = None
+    connect = ServerProtocol if behind is None else partial(ServerProtocolBehindProxy, behind)
+    how_answered: dict[str, Any] = {"refused": refused, "refuser": refuser, "outbox": outbox or Outbox()}
 
     def accept() -> ServerProtocol:
-        connection = (
-            ServerProtocol(handler, limits, connections, refused=refused, refuser=refuser)
-            if behind is None
-            else ServerProtocolBehindProxy(behind, handler, limits, connections, refused=refused, refuser=refuser)
-        )
+        connection = connect(handler, limits, connections, **how_answered)
         if server is not None and server.winding_down:
             connection.wind_down()
         return connection

@@ -13,6 +13,7 @@ import msgspec
 from router.errors import EngineError, EngineProtocolError, EngineUnreachable
 from router.http.known_head import KnownHead
 from router.http.messages import Header, lower_names
+from router.http.outbox import Outbox
 
 _KEEP_ALIVE_TIMEOUT = re.compile(rb"timeout\s*=\s*(\d{1,6})", re.IGNORECASE).search
 _SWITCHING = 101
@@ -120,13 +121,16 @@ class ClientProtocol(asyncio.Protocol):
 
     __slots__ = (
         "_complete", "_exchange", "_fields", "_fresh", "_head_due", "_head_limit", "_headers", "_held",
-        "_keep", "_known", "_owner", "_parser", "_parts", "_status", "_transport", "_until_close", "_version_known",
-        "alive", "idle_since", "keep_alive_s",
+        "_keep", "_known", "_outbox", "_owner", "_parser", "_parts", "_status", "_transport", "_until_close",
+        "_version_known", "alive", "idle_since", "keep_alive_s",
     )  # fmt: skip
 
-    def __init__(self, owner: Owner, head_limit: int, *, known: KnownAnswer | None = None) -> None:
-        """`known`: shared by the connections to one engine."""
+    def __init__(
+        self, owner: Owner, head_limit: int, *, known: KnownAnswer | None = None, outbox: Outbox | None = None
+    ) -> None:
+        """`known`: shared by the connections to one engine. `outbox`: as that of `ServerProtocol`."""
         self._owner = owner
+        self._outbox = outbox
         self._head_limit = head_limit
         self._known = known or KnownAnswer(head_limit)
         self._exchange: Exchange | None = None
@@ -190,7 +194,8 @@ class ClientProtocol(asyncio.Protocol):
     # -- transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        bare = cast(asyncio.Transport, transport)
+        self._transport = bare if self._outbox is None else self._outbox.batched(bare)
         self._parser = httptools.HttpResponseParser(self)
         self.alive = True
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from bisect import bisect_right
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 
@@ -27,6 +27,9 @@ _PACKED_AT_ONCE = 32
 _MOST_TOKENS = 100_000_000  # a count beyond it is an engine's mistake
 _NAMES = 8  # of a prompt that was not known: as many as a later one says of itself
 _MOST_NAMES = 1 << 14
+_FORGOTTEN_AT_ONCE = (
+    256  # names: what a dict has dropped at its front it walks over each time it is asked for the first
+)
 _ROWS_OF_A_NAME = 64
 
 
@@ -100,7 +103,7 @@ class TraceLog:
         self._next = 0
         self._bytes = 0
         self._ended: list[tuple[Ask, Outcome]] = []
-        self._unknown: OrderedDict[int, tuple[int, ...]] = OrderedDict()  # text key → rows without its tokens
+        self._unknown: dict[int, tuple[int, ...]] = {}  # text key → rows without its tokens, by age
 
     def __len__(self) -> int:
         """Requests kept."""
@@ -192,13 +195,16 @@ class TraceLog:
 
     def _remember(self, text_keys: Sequence[tuple[int, int]]) -> None:
         """The row to be written lacks the tokens of these texts."""
+        unknown, number = self._unknown, self._next
         for name, _ in text_keys:
-            rows = self._unknown.get(name, ())
-            if len(rows) < _ROWS_OF_A_NAME:
-                self._unknown[name] = (*rows, self._next)
-        if len(self._unknown) > _MOST_NAMES:
-            for name in list(islice(self._unknown, _NAMES)):
-                del self._unknown[name]
+            rows = unknown.get(name)
+            if rows is None:
+                unknown[name] = (number,)
+            elif len(rows) < _ROWS_OF_A_NAME:
+                unknown[name] = (*rows, number)
+        if len(unknown) > _MOST_NAMES:
+            for name in list(islice(unknown, _FORGOTTEN_AT_ONCE)):
+                del unknown[name]
 
     def _make_known(self, known_text_keys: Sequence[tuple[int, int]], keys: bytes, block_size: int) -> None:
         """`keys` of a later prompt that begins with these texts, so many tokens each."""

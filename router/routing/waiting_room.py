@@ -37,7 +37,7 @@ LOOK_AGAIN_S = 0.5
 """Engines come back, estimates run out: what nothing reports is looked at so often while somebody waits."""
 
 
-class Look(NamedTuple):
+class Look(msgspec.Struct, frozen=True, gc=False):
     """Who can serve a request and what each holds of it, as things stand. `candidates` in the order of `ranks`."""
 
     ranks: Sequence[Rank]

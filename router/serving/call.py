@@ -71,11 +71,12 @@ class Call:
     salt       what keeps its blocks apart from the same text of others, for the engine and for our index
     forwarded  the client's headers that its engine gets: `forward`, unless Connection says that they are for us alone
     end_user   as the client names it
+    output_limit  tokens that each of its answers may have, as far as it says
     """
 
     __slots__ = (
-        "api", "body", "caller", "choices", "end_user", "fields", "form", "forwarded", "limits", "named", "path",
-        "salt", "session", "stream", "tags", "transcript", "wants_usage",
+        "api", "body", "caller", "choices", "end_user", "fields", "form", "forwarded", "limits", "named",
+        "output_limit", "path", "salt", "session", "stream", "tags", "transcript", "wants_usage",
     )  # fmt: skip
 
     def __init__(
@@ -99,6 +100,7 @@ class Call:
         self.named: Named = models.resolve(fields.get("model")) if caller.models is None else self._allowed(models)
         self.limits = self.named.model.limits
         self.stream: bool = fields.get("stream") is True
+        self.output_limit = self.api.output_limit(fields)
         self.transcript: Transcript | None = None
         self.wants_usage = False
         self.choices = 1
@@ -179,6 +181,7 @@ class Call:
         call = copy.copy(self)
         call.body = continued_body(self.body, self.fields, changed)
         call.fields = {**self.fields, **changed}
+        call.output_limit = call.api.output_limit(call.fields)
         if self.path == CHAT and not prompts.is_continued(self.fields, call.fields, text):
             return None
         return call
@@ -198,7 +201,7 @@ class Call:
             caller.priority,
             self.stream,
             self.choices,
-            self.api.output_limit(self.fields),  # max_output_tokens
+            self.output_limit,
             exclude,
             None,  # policy
             len(self.body),

@@ -262,7 +262,7 @@ class Gateway:
             hold,
             model.name,
             prompt.tokens,
-            output_limit=call.api.output_limit(call.fields),
+            output_limit=call.output_limit,
             choices=call.choices,
             model_tokens=model.max_model_tokens,
         )

@@ -64,6 +64,10 @@ class Bookkeeping:
         self._writer: Connection | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
+    def flush(self) -> None:
+        """Before anything goes out of what has been noted."""
+        self._spool.flush()
+
     def start(self) -> None:
         self._begin_writing()
         self._tasks = [asyncio.ensure_future(self._measure()), asyncio.ensure_future(self._note_engines())]
@@ -130,9 +134,10 @@ class Bookkeeping:
 
 
 def open_spool(state_dir: Path, max_bytes: int, *, is_synced: bool) -> Spool:
-    """Raises ConfigError."""
+    """For the running loop. Raises ConfigError."""
+    later = asyncio.get_running_loop().call_soon
     try:
-        return Spool(state_dir / FOLDER, max_bytes=max_bytes, is_synced=is_synced)
+        return Spool(state_dir / FOLDER, max_bytes=max_bytes, is_synced=is_synced, later=later)
     except OSError as error:
         raise ConfigError([f"state_dir: the ledger cannot be written there: {error.strerror}"]) from error
 

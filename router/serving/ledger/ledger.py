@@ -1,4 +1,4 @@
-"""The gateway's side of the ledger: what it is told, it writes to the spool at once."""
+"""The gateway's side of the ledger: what it is told goes to the spool."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class Ledger:
         }
 
     def _output_bound(self, call: Call, prompt: Prompt) -> int:
-        limit = call.api.output_limit(call.fields)
+        limit = call.output_limit
         if limit is None:
             longest = call.named.model.max_model_tokens
             if longest is not None:

@@ -1,10 +1,13 @@
-"""Where finished requests wait for the database: files in a folder, appended to by one write a record.
+"""Where finished requests wait for the database: files in a folder, appended to.
 
     FOLDER/RUN-NUMBER.spool     a segment: frames (`records.py`), in order
     FOLDER/position             how far the database has it (`reading.py`)
 
 A run is one gateway's from its start to its end. It holds a lock on its last segment, which the kernel takes back
 however the process ends: so whoever reads the folder can tell that a run is over, and that what it had open is lost.
+
+In a gateway, what one turn of the loop appends is one write, made before anything of that turn goes out to an engine or
+a client (`http/outbox.py`): what is not written when the process is killed, nobody has been sent or told either.
 
 A write goes to the kernel's memory, not to the disk. So `kill -9` loses nothing that was written; a machine that loses
 power loses what the kernel had not got to yet, some 30 s of it on most systems, or what came since the last fsync
@@ -22,6 +25,7 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,8 +43,18 @@ _TRY_AGAIN_S = 0.2
 class Spool:
     """One run. `append` is for the loop: it takes microseconds and never raises."""
 
-    def __init__(self, folder: Path, *, max_bytes: int, is_synced: bool = False) -> None:
-        """`is_synced`: `sync` is called again and again. Raises OSError where there can be no files."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_bytes: int,
+        is_synced: bool = False,
+        later: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        """`is_synced`: `sync` is called again and again. `later`: calls `flush` at the end of the turn, if nobody has
+        called it before; None: there are no turns, and every record is written at once. Raises OSError where there can
+        be no files.
+        """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
         self._max_bytes = max_bytes
@@ -52,6 +66,8 @@ class Spool:
         self._is_synced = is_synced
         self._syncing = threading.Lock()
         self._ended: list[int] = []  # segments that `sync` has to bring to the disk, and close
+        self._later = later
+        self._new: list[bytes] = []  # frames of this turn
         self._held = bytearray()  # what the disk has not taken
         self._try_at = 0.0
         self._folder_bytes = 0
@@ -68,7 +84,18 @@ class Spool:
         return self._folder_bytes
 
     def append(self, record: Record) -> None:
-        data = frame(record)
+        self._new.append(frame(record))
+        if self._later is None:
+            self.flush()
+        elif len(self._new) == 1:
+            self._later(self.flush)
+
+    def flush(self) -> None:
+        """Write what has been appended."""
+        if not self._new:
+            return
+        data = b"".join(self._new)
+        self._new.clear()
         if self._held:
             self._held += data
             self._write_held()
@@ -100,6 +127,7 @@ class Spool:
 
     def close(self) -> None:
         """The run is over."""
+        self.flush()
         if self._held:
             self._try_at = 0.0
             self._write_held()

@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -280,3 +280,27 @@ def test_segments_that_have_ended_are_brought_to_the_disk_too(tmp_path: Path, mo
     assert synced == {path.stat().st_ino for path in segments(tmp_path)}
     assert len(reader(tmp_path).read(10_000)) > 100
     spool.close()
+
+
+def test_what_a_turn_appends_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made as soon as somebody asks for it, or else at the end of the turn."""
+    written: list[int] = []
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: written.append(len(data)) or write(file, data))
+    turn: list[Callable[[], None]] = []
+    spool = Spool(tmp_path, max_bytes=MIB, later=turn.append)
+    first, second = mark("a"), end("a")
+    spool.append(first)
+    spool.append(second)
+    assert not written
+    spool.flush()
+    assert written == [len(frame(first)) + len(frame(second))]
+    assert len(turn) == 1
+    turn.pop()()
+    assert len(written) == 1
+    spool.append(mark("b"))
+    turn.pop()()
+    assert len(written) == 2
+    spool.append(end("b"))
+    spool.close()
+    assert serials(reader(tmp_path).read(10)) == ["a", "b"]
