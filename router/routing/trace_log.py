@@ -27,9 +27,8 @@ _PACKED_AT_ONCE = 32
 _MOST_TOKENS = 100_000_000  # a count beyond it is an engine's mistake
 _NAMES = 8  # of a prompt that was not known: as many as a later one says of itself
 _MOST_NAMES = 1 << 14
-_FORGOTTEN_AT_ONCE = (
-    256  # names: what a dict has dropped at its front it walks over each time it is asked for the first
-)
+_FORGOTTEN_AT_ONCE = 256
+"""Names: a dict walks over what it has dropped at its front each time it is asked for the first."""
 _ROWS_OF_A_NAME = 64
 
 
