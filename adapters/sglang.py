@@ -25,7 +25,7 @@ from adapters._base import EngineAdapter
 from adapters._home import at_home
 from adapters._metrics import by_rank
 from router.core import EngineFacts, EventSource, HitRule, Instance, Load, Need
-from router.errors import EngineProtocolError, EngineUnreachable
+from router.errors import EngineError, EngineProtocolError, EngineUnreachable
 
 _EVENTS_FLAG = (
     '--kv-events-config \'{"publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5657"}\''
@@ -75,7 +75,7 @@ class SglangAdapter(EngineAdapter):
             boot_id=_boot_id(info),
             model_path=text(info, "model_path"),
             open_without_key=await self._is_open(instance),
-            lacks=_lacks(await self._http.json(instance, "/model_info")),
+            lacks=_lacks(await self._model_info(instance)),
             notes=(*_notes(info, instance, told), *strangers),
         )
 
@@ -103,6 +103,13 @@ class SglangAdapter(EngineAdapter):
             answer = await self._http.post(instance, "/v1/tokenize", request)
         return read_tokens(answer)
 
+    async def _model_info(self, instance: Instance) -> Any:
+        """Nothing that an engine could not be used without."""
+        try:
+            return await self._http.json(instance, "/model_info")
+        except EngineError:
+            return None
+
     async def _server_info(self, instance: Instance) -> dict[str, Any]:
         info = await self._http.json(instance, "/server_info")
         if info is None:
@@ -113,7 +120,7 @@ class SglangAdapter(EngineAdapter):
 
 
 def _lacks(info: object) -> tuple[Need, ...]:
-    """None: before about 0.5.6 it did not tell."""
+    """What it does not tell of itself it is thought to take."""
     told = info if isinstance(info, dict) else {}
     understood: dict[Need, Any] = {
         "audio": told.get("has_audio_understanding"),

@@ -492,7 +492,7 @@ def _nobody(ask: Ask, filtered: Mapping[str, str]) -> WarmrouteError:
     if filtered and all(why.startswith(TAKES_NO) for why in reasons):
         lacking = sorted({why.removeprefix(TAKES_NO) for why in reasons})
         return BadRequest(
-            f"No engine of the model {ask.model!r} takes this request: it has no {' or '.join(lacking)}.",
+            f"No engine of the model {ask.model!r} takes what this request carries: {', '.join(lacking)}.",
             code="unsupported_content",
         )
     kept_out = filtered and all(why.startswith(NOT_APART) for why in reasons)

@@ -66,7 +66,8 @@ async def _allocate(connection: AsyncConnection, engine: RowMapping, cost: int) 
     shares = _shares(groups, engine)
     parts = divide(cost, shares)
     await _set_own_costs(connection, hourly, groups, parts)
-    of_tags = [part_of(cost, share, sum(shares)) for share in _shares(tags, engine)]
+    whole = sum(shares)
+    of_tags = [part_of(cost, share, whole) for share in _shares(tags, engine)]
     await _set_own_costs(connection, hourly_tags, tags, of_tags)
     return sum(parts)
 

@@ -82,6 +82,10 @@ class TestInspect:
         del engine["/model_info"]
         assert (await inspected(FakeEngine(engine))).lacks == ()
 
+    async def test_one_that_fails_to_tell_joins_all_the_same(self) -> None:
+        facts = await inspected(FakeEngine(sglang() | {"/model_info": httpx.Response(500)}))
+        assert (facts.served, facts.lacks) == (("tiny-qwen3",), ())
+
     async def test_ports_of_ranks_count_up(self) -> None:
         facts = await inspected(FakeEngine(sglang() | info(dp_size=3, kv_events=KV_EVENTS | {"dp_size": 3})))
         assert [(source.rank, source.endpoint, source.replay) for source in facts.sources] == [

@@ -298,7 +298,10 @@ async def test_s14_a_cut_stream_is_never_hidden_behind_what_a_fallback_refuses(d
 
 
 async def test_s15_an_engine_that_flaps_is_passed_over_and_comes_back(deployment: Deployment) -> None:
-    """Down for 60 s, here 3: everything is served meanwhile, it is asked now and then, and is back some time after."""
+    """Down for 60 s, here 3: everything is served meanwhile, it is asked now and then, and is back within 30 s.
+
+    Those 1.5 s are counted in requests 0.05 s apart: on a busy machine fewer come in that time, never more.
+    """
     clock = asyncio.get_running_loop().time
     healthy_at = clock() + 3.0
 
@@ -307,12 +310,14 @@ async def test_s15_an_engine_that_flaps_is_passed_over_and_comes_back(deployment
 
     main, spare = await deployment.engine(flap), await deployment.engine()
     await deployment.start(main, spare, policy={"name": "round_robin"}, failover={**RESCUE, "attempts": 2})
+    since_healthy = 0
     while not any(at >= healthy_at for at in main.times):
-        assert clock() < healthy_at + 20, "it is left out for ever"
+        since_healthy += clock() >= healthy_at
         assert is_whole(await deployment.ask())
         await asyncio.sleep(0.05)
     while_down = [at for at in main.times if at < healthy_at]
     assert len(while_down) <= 3 + 6, "three failures open the circuit; then one request at a time, ever more seldom"
+    assert since_healthy <= 1.5 / 0.05
 
 
 async def test_s16_who_answered_is_named_and_billed(deployment: Deployment) -> None:
