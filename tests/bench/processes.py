@@ -139,13 +139,14 @@ def gateway(
     further_models: Mapping[str, Any] | None = None,
     module: str = "router",
     settings: Mapping[str, Any] | None = None,
+    port: int = PORT,
 ) -> Iterator[Measured]:
     """`warmroute serve` before the fake engines, or those given."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         file = written_config(
             folder,
-            port=PORT,
+            port=port,
             engines=engines or [engine(i) for i in range(len(ENGINE_PORTS))],
             model=model,
             tokenize=tokenize,
@@ -154,7 +155,7 @@ def gateway(
             settings=settings,
         )
         with running([module, "serve", "-c", str(file)], core=GATEWAY_CORE, log=folder / "log") as measured:
-            wait_for(f"http://127.0.0.1:{PORT + 1000}/readyz", measured)
+            wait_for(f"http://127.0.0.1:{port + 1000}/readyz", measured)
             time.sleep(1.5)  # every engine has been looked at
             yield measured
 

@@ -31,10 +31,10 @@ class Encoder:
         self._backlog_bytes = backlog_bytes
         self._waiting_bytes = 0
         self._running: dict[tuple[int, int, Sizes], asyncio.Future[Chunk]] = {}
+        self._fresh: dict[int, Link] = {}  # made in the thread, and not yet in the memo
         self._failures: set[str] = set()
         self.bytes_per_token = 4.0  # learned
         self.us_per_byte = 0.6  # learned
-        self.tokens = 0  # encoded in all
 
     @property
     def running(self) -> list[asyncio.Future[Chunk]]:
@@ -68,7 +68,7 @@ class Encoder:
         if self._waiting_bytes + size > self._backlog_bytes:
             return None
         self._waiting_bytes += size
-        work = asyncio.get_running_loop().run_in_executor(self._executor, self._links, link, pieces)
+        work = asyncio.get_running_loop().run_in_executor(self._executor, self._links_anew, link, pieces, hashes)
         self._running[name] = work
 
         def done(work: asyncio.Future[Chunk]) -> None:
@@ -83,9 +83,26 @@ class Encoder:
             if isinstance(pieces[0], str):
                 self._learn(size, links[-1].tokens - link.tokens, None)
             self._memo.put(hashes, links)
+            for key in hashes[-len(links) :]:
+                self._fresh.pop(key, None)
 
         work.add_done_callback(done)
         return work
+
+    def _links_anew(self, link: Link, pieces: Sequence[Piece], hashes: Sequence[int]) -> Chunk:
+        """In the thread. What has become known since this was asked for is not encoded again: requests that begin alike
+        mostly come together, as the answers to one question asked many times or a system prompt that is new."""
+        own = hashes[len(hashes) - len(pieces) :]
+        links: Chunk = []
+        for key in own:
+            known = self._fresh.get(key) or self._memo.peek(key)
+            if known is None or known.sizes != link.sizes:
+                break
+            links.append(known)
+        count = len(links)
+        links += self._links(links[-1] if links else link, pieces[count:])
+        self._fresh.update(zip(own[count:], links[count:], strict=True))
+        return links
 
     def _links(self, link: Link, pieces: Sequence[Piece]) -> Chunk:
         links: Chunk = []
@@ -119,7 +136,6 @@ class Encoder:
             log.warning("tokenizing failed: %s; said once", kind)
 
     def _learn(self, size: int, tokens: int, took_s: float | None) -> None:
-        self.tokens += tokens
         if size < _TELLING or not tokens:
             return
         self.bytes_per_token += _SMOOTHING * (size / tokens - self.bytes_per_token)

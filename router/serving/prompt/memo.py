@@ -56,7 +56,7 @@ class Link:
 
 
 class Memo:
-    """Links by the hash of their chain. Used by one thread."""
+    """Links by the hash of their chain. Used by one thread, but for `peek`."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -79,6 +79,10 @@ class Memo:
         for at in range(len(known) - 1, -1, -1):  # the beginning last, so that it outlives its continuations
             touch(hashes[at])
         return known
+
+    def peek(self, key: int) -> Link | None:
+        """A link that does not count as used by this. From any thread."""
+        return self._links.get(key)
 
     def put(self, hashes: Sequence[int], links: Sequence[Link]) -> None:
         """`links` belong to the last hashes; the chain's beginning is touched again, to stay younger than its end."""

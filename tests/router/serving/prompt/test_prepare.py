@@ -5,7 +5,7 @@ import json
 import logging
 import threading
 from array import array
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -352,13 +352,39 @@ async def test_long_unseen_text_is_tokenized_afterwards(make_prompts: MakePrompt
     assert now(prompts, CHAT, body).exact
 
 
+def count_encoded(prompts: ModelPrompts) -> list[int]:
+    """Characters of each text that its tokenizer gets from here on."""
+    assert prompts._tokenizer is not None
+    encode, encoded = prompts._tokenizer.encode, []
+
+    def counted(texts: Sequence[str]) -> list[Ids]:
+        encoded.extend(map(len, texts))
+        return encode(texts)
+
+    prompts._tokenizer.encode = counted  # type: ignore[method-assign]
+    return encoded
+
+
 async def test_long_text_is_tokenized_in_the_thread_once_for_all_who_ask(make_prompts: MakePrompts) -> None:
     prompts = make_prompts()
+    encoded = count_encoded(prompts)
     body = chat("s", PROSE * 200)
     found = await asyncio.gather(*(prompts.prepare(CHAT, body) for _ in range(5)))
     assert all(prompt == found[0] and prompt.exact for prompt in found)
-    assert prompts._encoder.tokens == found[0].tokens
+    assert len(PROSE) * 200 < sum(encoded) < len(PROSE) * 201
     assert found[0].keys[16] == expected_keys(prompts, CHAT, body)
+
+
+async def test_what_long_texts_begin_with_is_tokenized_once_for_all_that_come_together(
+    make_prompts: MakePrompts,
+) -> None:
+    prompts = make_prompts()
+    encoded = count_encoded(prompts)
+    bodies = [chat("s", PROSE * 200, "a", f"{n} " + PROSE * 10) for n in range(5)]
+    found = await asyncio.gather(*(prompts.prepare(CHAT, body) for body in bodies))
+    assert len(PROSE) * 250 < sum(encoded) < len(PROSE) * 255, "the beginning once, and five ends"
+    apart = make_prompts()
+    assert found == [await apart.prepare(CHAT, body) for body in bodies]
 
 
 async def test_work_on_the_same_text_from_different_beginnings(make_prompts: MakePrompts, executor: Executor) -> None:
