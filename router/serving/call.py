@@ -17,6 +17,7 @@ from router.core import OPEN, Ask, Caller, Prompt
 from router.errors import BadRequest, BodyTooLarge, Forbidden
 from router.http.messages import Header, Headers
 from router.serving.apis import APIS, CHAT, FORMS
+from router.serving.beginnings import Beginnings
 from router.serving.deadlines import TimeLimits
 from router.serving.encoding import decode_body
 from router.serving.form import Form, read_form
@@ -24,6 +25,7 @@ from router.serving.isolation.salts import WITHOUT_PREFIX, salt_within
 from router.serving.labels import END_USER_FIELDS, END_USER_HEADERS, TAG_HEADERS, end_user_in, end_user_of, tags_of
 from router.serving.models import Models, Named
 from router.serving.needs import needs_of
+from router.serving.prompt.pieces import Beginning
 from router.serving.resume import Transcript, continued, continued_body, may_be_resumed
 from router.serving.splice import splice, value_of
 from router.serving.sse import EventRelay
@@ -66,6 +68,7 @@ class Call:
     caller     whom it is from
     body       the client's, decoded of any content coding
     fields     what a parser makes of it
+    beginning  of the body, as one before it had it
     form       if it is one, and no JSON
     transcript of its answer's stream, where another engine might have to go on with it
     salt       what keeps its blocks apart from the same text of others, for the engine and for our index
@@ -75,7 +78,7 @@ class Call:
     """
 
     __slots__ = (
-        "api", "body", "caller", "choices", "end_user", "fields", "form", "forwarded", "limits", "named",
+        "api", "beginning", "body", "caller", "choices", "end_user", "fields", "form", "forwarded", "limits", "named",
         "output_limit", "path", "salt", "session", "stream", "tags", "transcript", "wants_usage",
     )  # fmt: skip
 
@@ -89,6 +92,7 @@ class Call:
         forward: frozenset[bytes] = TRACE_HEADERS,
         form: Form | None = None,
         caller: Caller = OPEN,
+        beginnings: Beginnings | None = None,
     ) -> None:
         """`path`: as engines know it. `headers`: the first value of each. Raises ClientError."""
         self.path = path
@@ -96,7 +100,14 @@ class Call:
         self.api = APIS[path]
         self.body = body
         self.form = form
-        self.fields = fields = parse_body(body) if form is None else form.fields
+        self.beginning: Beginning | None = None
+        if form is not None:
+            fields = form.fields
+        elif beginnings is None:
+            fields = parse_body(body)
+        else:
+            fields, self.beginning = beginnings.parse(body, caller.domain, parse_body)
+        self.fields: Mapping[str, Any] = fields
         self.named: Named = models.resolve(fields.get("model")) if caller.models is None else self._allowed(models)
         self.limits = self.named.model.limits
         self.stream: bool = fields.get("stream") is True
@@ -181,6 +192,7 @@ class Call:
         call = copy.copy(self)
         call.body = continued_body(self.body, self.fields, changed)
         call.fields = {**self.fields, **changed}
+        call.beginning = None
         call.output_limit = call.api.output_limit(call.fields)
         if self.path == CHAT and not prompts.is_continued(self.fields, call.fields, text):
             return None
@@ -239,8 +251,12 @@ def read_call(
     body_limit: int,
     forwarded: frozenset[bytes] = TRACE_HEADERS,
     caller: Caller = OPEN,
+    beginnings: Beginnings | None = None,
 ) -> Call | Awaitable[Call]:
-    """`forwarded`: headers that go on to the engine. Raises ClientError for what cannot be served."""
+    """`forwarded`: headers that go on to the engine. `beginnings`: of bodies before this one.
+
+    Raises ClientError for what cannot be served.
+    """
     headers, body = request.named, request.body
     if b"content-encoding" in headers:
         return _read_encoded(headers, body, path, models, body_limit, forwarded, caller)
@@ -248,7 +264,7 @@ def read_call(
         raise BodyTooLarge(f"The request body is larger than {body_limit} bytes.")
     if path in FORMS:
         return _read_form(headers, body, path, models, forwarded, caller)
-    return Call(path, body, headers=headers, models=models, forward=forwarded, caller=caller)
+    return Call(path, body, headers=headers, models=models, forward=forwarded, caller=caller, beginnings=beginnings)
 
 
 async def _read_encoded(

@@ -15,6 +15,7 @@ from router.core import OPEN, Ask, Booking, Caller, DeliveredSource, Finish, Out
 from router.errors import ClientError, EngineTimeout, WarmrouteError, place_of
 from router.http.messages import Request, header_lines
 from router.serving.attempt import Answer, Attempt
+from router.serving.beginnings import Beginnings
 from router.serving.call import TRACE_HEADERS, Call, read_call
 from router.serving.failover import TOTAL_TIMEOUT, Fault, RetryBudget, Tries
 from router.serving.isolation.fields import FieldRules
@@ -164,6 +165,7 @@ class Gateway:
         self.budget = RetryBudget(retry_share)
         self._limiter = limiter
         self._quarantine = Quarantine()
+        self._beginnings = Beginnings()
         self._pseudonym = pseudonym
         self._recovery = Recovery(
             self, models, proxy, self._quarantine, self.budget, on_fault=on_fault, dice=dice or random.Random()
@@ -186,6 +188,7 @@ class Gateway:
                 body_limit=self._body_limit,
                 forwarded=self._forwarded,
                 caller=caller,
+                beginnings=self._beginnings,
             )
             if not isinstance(call, Call):
                 call = await asyncio.ensure_future(call)
@@ -282,7 +285,12 @@ class Gateway:
         prepare = getattr(prompts, "prepare_now", prompts.prepare)
         try:
             prompt: Prompt | Awaitable[Prompt] = prepare(
-                call.path, call.fields, domain=call.caller.domain, salt=call.salt, lora=lora
+                call.path,
+                call.fields,
+                domain=call.caller.domain,
+                salt=call.salt,
+                lora=lora,
+                beginning=call.beginning,
             )
         except Exception as unexpected:
             return _unread(call, unexpected)

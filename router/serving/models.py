@@ -11,6 +11,7 @@ from router.core import Prompt
 from router.errors import BadRequest, Forbidden, NoEngine, UnknownModel
 from router.serving.deadlines import TimeLimits
 from router.serving.failover import FailoverRule
+from router.serving.prompt.pieces import Beginning
 from router.serving.split import Arm
 
 _SHOWN_CHARS = 100
@@ -21,7 +22,14 @@ class Prompts(Protocol):
     """Reads the prompts of one model (`serving/prompt`)."""
 
     async def prepare(
-        self, path: str, body: Mapping[str, Any], *, domain: str = "", salt: str | None = None, lora: str | None = None
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        domain: str = "",
+        salt: str | None = None,
+        lora: str | None = None,
+        beginning: Beginning | None = None,
     ) -> Prompt: ...
 
     def is_continued(self, body: Mapping[str, Any], continued: Mapping[str, Any], text: str) -> bool:

@@ -14,7 +14,7 @@ import orjson
 from router.serving.prompt.as_chat import MESSAGES, RESPONSES, as_chat, characters_in, joined, spelled
 from router.serving.prompt.cut import Cutter
 from router.serving.prompt.dialect import Dialect, refuse_unknown_prompts
-from router.serving.prompt.pieces import NO_IDS, Asked, Piece
+from router.serving.prompt.pieces import NO_IDS, Asked, Beginning, Begun, Piece
 from router.serving.prompt.plain_chat import PlainChat
 from router.serving.prompt.reason import TooLong, Unreadable
 from router.serving.prompt.template import ChatTemplates
@@ -68,6 +68,25 @@ class BodyReader:
         reader = BodyReader.__new__(BodyReader)
         reader.__dict__.update(self.__dict__, dialect=dialect, _plain_chat=self._plain.get(dialect.name))
         return reader
+
+    def go_on(self, path: str, body: Body, beginning: Beginning, seed: int, at_most: float) -> Asked | None:
+        """What a body has that begins like one before it, whose pieces are hashed from `seed` on. None: all is new.
+
+        Raises `TooLong` for over `at_most` new characters.
+        """
+        chat = self._plain_chat
+        if chat is None or not path.endswith("/chat/completions"):
+            return None
+        begun = beginning.notes.get((chat, seed))
+        known = len(beginning.messages)
+        return chat.read(body, at_most, begun, pause_at=known if begun is None or begun.messages < known else -1)
+
+    def note(self, asked: Asked, beginning: Beginning, seed: int, hashes: Sequence[int]) -> None:
+        """`hashes` of its pieces, and of those before them, so that the next body that begins so is read from there."""
+        if asked.paused is not None:
+            at, state = asked.paused
+            begun = Begun(len(beginning.messages), tuple(hashes[: len(asked.begun) + at]), state)
+            beginning.notes[self._plain_chat, seed] = begun
 
     def read(self, path: str, body: Body, at_most: float = math.inf) -> Asked:
         """Raises `Unreadable` when the engine's tokens cannot be known; `TooLong` for over `at_most` characters."""

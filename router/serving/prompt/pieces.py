@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -16,11 +16,43 @@ Piece: TypeAlias = "str | array[int]"
 NO_IDS: Ids = array("I")
 
 
+class Begun(msgspec.Struct, frozen=True):
+    """How the first messages of a conversation were read.
+
+    messages: how many. hashes: of each of their pieces and all before it. state: what the reader goes on with.
+    """
+
+    messages: int
+    hashes: tuple[int, ...]
+    state: Any
+
+
+class Beginning(msgspec.Struct, eq=False):
+    """What a body begins with, as one before it did: all up to its last message, or to an earlier one.
+
+    digest: of these `length` bytes, whose last are `end`. opening: those before the first message. messages: what they
+    were parsed to, shared by all bodies that begin so. notes: how readers of prompts have read some of these messages.
+    """
+
+    length: int
+    digest: int
+    end: bytes
+    opening: bytes
+    messages: Sequence[Mapping[str, Any]]
+    notes: dict[object, Begun]
+
+
 class Asked(msgspec.Struct, frozen=True):
-    """A prompt in pieces, all of one kind."""
+    """A prompt in pieces, all of one kind.
+
+    begun: hashes of the pieces before these, which were read earlier. paused: at which of the pieces the message begins
+    at which the reader was asked to pause, and what it would go on with from there.
+    """
 
     pieces: Sequence[Piece]
     opening: Ids = NO_IDS  # ids before the first piece
     answered: int = 0  # so many pieces go up to the model's last answer: an engine held them, whoever asked
     turn: int = 1
     reason: str = ""
+    begun: Sequence[int] = ()
+    paused: tuple[int, Any] | None = None

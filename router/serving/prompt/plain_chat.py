@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 from router.serving.prompt.cut import PROBES, Cutter
 from router.serving.prompt.dialect import SHAPING_FIELDS
-from router.serving.prompt.pieces import NO_IDS, Asked
+from router.serving.prompt.pieces import NO_IDS, Asked, Begun
 from router.serving.prompt.reason import TooLong, Unreadable
 
 Body: TypeAlias = Mapping[str, Any]
@@ -60,28 +60,31 @@ class PlainChat:
         self._least = cutter.least
         self._cut_long = cutter.cut_long
 
-    def read(self, body: Body, at_most: float = math.inf) -> Asked | None:
+    def read(
+        self, body: Body, at_most: float = math.inf, begun: Begun | None = None, *, pause_at: int = -1
+    ) -> Asked | None:
         """The same pieces as if rendered and cut; None where that has to be done.
 
-        Raises `TooLong` for a conversation of more characters than `at_most`.
+        `begun`: how this reader has read the same first messages, so that the pieces begin with the next. `pause_at`:
+        the index of a message; what it says when it comes there can be made into a `Begun`.
+        Raises `TooLong` for a conversation of more new characters than `at_most`.
         """
         if not SHAPING_FIELDS.isdisjoint(body):
             return None
         pieces: list[str] = []
         frames, least, length, before = self._openings, self._least, 0, 0
+        paused: tuple[int, Any] | None = None
+        skipped = 0
+        if begun is not None:
+            skipped, frames = begun.messages, begun.state
         try:
             messages = body["messages"]
-            for message in messages:
+            for number, message in enumerate(messages[skipped:], skipped):
                 before = len(pieces)
+                if number == pause_at:
+                    paused = before, frames
                 frame = frames[message["role"]]
-                content = message["content"]
-                if len(message) != 2 or type(content) is not str:
-                    return None
-                for hint, marks in frame.hints:
-                    if hint in content and _holds_one_of(marks, content):
-                        return None
-                if frame.trims:
-                    content = content.strip()
+                content = _plain_content(message, frame)
                 if not content:
                     return None
                 pieces += frame.lead
@@ -99,8 +102,21 @@ class PlainChat:
         if "assistant" not in frames:  # the last word is not the user's
             return None
         pieces += self._trail
-        answered = before if len(messages) > 2 else 0  # what the user says last comes after an answer
-        return Asked(pieces, NO_IDS, answered, (len(messages) + 1) // 2)
+        known = begun.hashes if begun is not None else ()
+        count = len(messages)
+        answered = len(known) + before if count > 2 else 0  # what the user says last comes after an answer
+        return Asked(pieces, NO_IDS, answered, (count + 1) // 2, "", known, paused)
+
+
+def _plain_content(message: Mapping[str, Any], frame: Frame) -> str | None:
+    """Raises KeyError or TypeError for what is no message."""
+    content = message["content"]
+    if len(message) != 2 or type(content) is not str:
+        return None
+    for hint, marks in frame.hints:
+        if hint in content and _holds_one_of(marks, content):
+            return None
+    return content.strip() if frame.trims else content
 
 
 def _holds_one_of(marks: Iterable[str], content: str) -> bool:

@@ -36,7 +36,7 @@ from router.serving.prompt.dialect import Dialect
 from router.serving.prompt.encode import Chunk, Encoder
 from router.serving.prompt.memo import Memo, Sizes, joined_keys
 from router.serving.prompt.parity import Parity, Watch
-from router.serving.prompt.pieces import NO_IDS, Asked, Piece
+from router.serving.prompt.pieces import NO_IDS, Asked, Beginning, Piece
 from router.serving.prompt.reason import TooLong, Unreadable
 from router.serving.prompt.search import Search, Source, chain_hashes, weight
 from router.serving.prompt.seen import SeenTexts
@@ -142,20 +142,39 @@ class ModelPrompts:
         self._roots: dict[tuple[_Whose, int, Source], tuple[int, int]] = {}
 
     async def prepare(
-        self, path: str, body: Body, *, domain: str = "", salt: str | None = None, lora: str | None = None
+        self,
+        path: str,
+        body: Body,
+        *,
+        domain: str = "",
+        salt: str | None = None,
+        lora: str | None = None,
+        beginning: Beginning | None = None,
     ) -> Prompt:
-        """Never raises for what a client sends: a prompt that cannot be known has no keys and a reason."""
-        prompt = self.prepare_now(path, body, domain=domain, salt=salt, lora=lora)
+        """Never raises for what a client sends: a prompt that cannot be known has no keys and a reason.
+
+        `beginning`: what the body begins with, as one before it did.
+        """
+        prompt = self.prepare_now(path, body, domain=domain, salt=salt, lora=lora, beginning=beginning)
         return prompt if isinstance(prompt, Prompt) else await prompt
 
     def prepare_now(
-        self, path: str, body: Body, *, domain: str = "", salt: str | None = None, lora: str | None = None
+        self,
+        path: str,
+        body: Body,
+        *,
+        domain: str = "",
+        salt: str | None = None,
+        lora: str | None = None,
+        beginning: Beginning | None = None,
     ) -> Prompt | Coroutine[Any, Any, Prompt]:
         """The same without a task switch where nothing has to be waited for; else something to await."""
         self.stats.prompts += 1
         whose = (domain, salt, lora)
         if self.mode == "engine":
             return self._ask_engine(path, body, whose)
+        if beginning is not None and (prompt := self._go_on(path, body, whose, beginning)) is not None:
+            return prompt
         reader: Reader = self._exact if self.mode == "exact" and self._exact is not None else self._approximate
         try:
             asked = reader.read(path, body, self.limits.read_at_once_chars)
@@ -168,6 +187,28 @@ class ModelPrompts:
         if not asked.pieces:
             return self._unread(body, "an empty prompt")
         return self._find(asked, whose, self.mode)
+
+    def _go_on(
+        self, path: str, body: Body, whose: _Whose, beginning: Beginning
+    ) -> Prompt | Coroutine[Any, Any, Prompt] | None:
+        """By what is known of its beginning. None: that does not help, it is to be read as any other."""
+        reader = self._exact
+        if reader is None or self.mode != "exact" or (self.shadow is not None and whose[0]):
+            return None
+        seed, root = self._roots.get((whose, 0, "exact")) or self._root(whose, NO_IDS, "exact")
+        try:
+            asked = reader.go_on(path, body, beginning, seed, self.limits.read_at_once_chars)
+        except TooLong:
+            return None
+        if asked is None:
+            return None
+        try:
+            hashes = [*asked.begun, *chain_hashes(asked.pieces, asked.begun[-1] if asked.begun else seed)]
+        except UnicodeEncodeError:
+            return None
+        reader.note(asked, beginning, seed, hashes)
+        search = self._search(asked, hashes, root, "exact")
+        return self._found(search) if len(search.known) >= len(asked.begun) else None
 
     async def _read_in_thread(self, reader: Reader, path: str, body: Body, whose: _Whose) -> Prompt:
         source = "approximate" if reader is self._approximate else self.mode
@@ -257,16 +298,20 @@ class ModelPrompts:
             hashes = chain_hashes(asked.pieces, seed)
         if self.shadow is not None and whose[0]:
             self.shadow.note(whose[0], f"{self.model}\0{whose[2]}", asked.pieces, self._encoder.bytes_per_token)
+        return self._found(self._search(asked, hashes, root, source))
+
+    def _search(self, asked: Asked, hashes: Sequence[int], root: int, source: Source) -> Search:
         if (told := self._block_sizes()) is not self._told_sizes:
             self._told_sizes, self._sizes = told, tuple(sorted(told))
-        known = self._memo.known(hashes, self._sizes)
-        search = Search(asked, hashes, known, root, self._sizes, source)
-        count, first = len(hashes), len(known)
+        return Search(asked, hashes, self._memo.known(hashes, self._sizes), root, self._sizes, source)
+
+    def _found(self, search: Search) -> Prompt | Coroutine[Any, Any, Prompt]:
+        count, first = len(search.hashes), len(search.known)
         if first == count:
             return self._exact_prompt(search)
         # What nobody has asked before, and no engine has answered, none can hold; what may be held is worth knowing.
-        upto = max(self._seen.add(hashes, first), asked.answered)
-        if upto < count and (self.limits.always or self._unseen_counts() or self._can_afford(asked.pieces[upto:])):
+        upto = max(self._seen.add(search.hashes, first), search.asked.answered)
+        if upto < count and (self.limits.always or self._unseen_counts() or self._can_afford(search.pieces(upto))):
             upto = count
         return self._learn(search, upto) if upto > first else self._estimated(search, "", rest_later=True)
 
@@ -282,7 +327,7 @@ class ModelPrompts:
 
     def _learn(self, search: Search, upto: int) -> Prompt | Coroutine[Any, Any, Prompt]:
         first = len(search.known)
-        pieces = _tokenizable(search.asked.pieces[first:upto])
+        pieces = _tokenizable(search.pieces(first, upto))
         if not pieces:
             return self._estimated(search, "a text too long for its tokens to be taken at once")
         hashes = search.hashes[: first + len(pieces)]
@@ -324,19 +369,18 @@ class ModelPrompts:
         """
         self.stats.estimated += 1
         asked, hashes, first = search.asked, search.hashes, len(search.known)
-        pieces, bytes_per_token = asked.pieces, self._encoder.bytes_per_token
+        pieces, bytes_per_token = search.pieces(first), self._encoder.bytes_per_token
         known_tokens = search.known[-1].tokens if search.known else len(asked.opening)
         tokens, size = float(known_tokens), 0
         text_keys: list[tuple[int, int]] = []
-        for at in range(first, len(hashes)):
-            piece = pieces[at]
+        for name, piece in zip(hashes[first:], pieces, strict=True):
             if isinstance(piece, str):
                 size += (length := len(piece) if piece.isascii() else len(piece.encode()))
                 tokens += length / bytes_per_token
             else:
                 tokens += len(piece)
-            text_keys.append((hashes[at], round(tokens)))
-        if rest_later and size >= self.limits.worth_tokenizing_bytes and (rest := _tokenizable(pieces[first:])):
+            text_keys.append((name, round(tokens)))
+        if rest_later and size >= self.limits.worth_tokenizing_bytes and (rest := _tokenizable(pieces)):
             self._encoder.in_thread(search.link, rest, hashes[: first + len(rest)], size)
         return Prompt(
             max(round(tokens), known_tokens + 1),

@@ -19,11 +19,17 @@ class Search(msgspec.Struct):
     """Starts with what the memo knows, and goes on as pieces are tokenized."""
 
     asked: Asked
-    hashes: Sequence[int]  # of each piece and all before it
+    hashes: Sequence[int]  # of each piece and all before it, those that were read earlier too
     known: list[Link]
     root: int  # the key before the first block
     sizes: Sizes
     source: Source
+
+    def pieces(self, first: int, upto: int | None = None) -> Sequence[Piece]:
+        """Of the chain, from one index to another. Those that were read earlier are not there."""
+        pieces = self.asked.pieces
+        skipped = len(self.hashes) - len(pieces)
+        return pieces[first - skipped : None if upto is None else upto - skipped]
 
     @property
     def link(self) -> Link:

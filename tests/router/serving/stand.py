@@ -160,9 +160,7 @@ class FakePrompts:
     def observe(self, prompt: Prompt, engine_tokens: int) -> None:
         pass
 
-    async def prepare(
-        self, path: str, body: Mapping[str, Any], *, domain: str = "", salt: str | None = None, lora: str | None = None
-    ) -> Prompt:
+    async def prepare(self, path: str, body: Mapping[str, Any], **_: Any) -> Prompt:
         self.seen.append((path, body))
         return Prompt(tokens=100, known_tokens=96, keys={16: array("Q", range(6))})
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import random
 import threading
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,8 +18,10 @@ from hypothesis import strategies as st
 from router.core import Prompt
 from router.errors import EngineUnreachable
 from router.routing.blocks import chain, root_key
+from router.serving.beginnings import Beginnings
 from router.serving.prompt import ModelPrompts, Parity, PromptLimits, load_prompts
 from router.serving.prompt.dialect import DIALECTS
+from router.serving.prompt.pieces import Beginning
 from router.serving.prompt.tokenizer import HuggingFaceTokenizer, Ids
 
 CHAT = "/v1/chat/completions"
@@ -572,3 +575,54 @@ def test_what_a_differing_count_leads_to(make_prompts: MakePrompts, on_differenc
     for _ in range(3):
         prompts.observe(prompt, prompt.tokens + 1)
     assert (prompts.parity.state, prompts.mode) == (state, mode)
+
+
+# --- by way of what a body begins with --------------------------------------------------------------------------------
+
+
+def begun(known: Beginnings, body: Mapping[str, Any], domain: str = "") -> tuple[dict[str, Any], Beginning | None]:
+    return known.parse(json.dumps(body).encode(), domain, json.loads)
+
+
+async def test_a_turn_read_by_way_of_the_one_before_is_the_same_prompt(make_prompts: MakePrompts) -> None:
+    one, other = make_prompts(unseen_counts=False), make_prompts(unseen_counts=False)
+    known = Beginnings(shortest=1_000)
+    dice = random.Random(3)
+    read_from = set()
+    talks = [("s" * 30, *[PROSE * dice.randrange(1, 60) for _ in range(dice.choice((1, 3)))]) for _ in range(4)]
+    for turn in range(40):
+        talk = dice.choice(talks)
+        if turn % 3 == 2:
+            talk = (*talk[:-1], f"{turn} another end")
+        salt = dice.choice([None, "salt"])
+        fields, beginning = begun(known, chat(*talk))
+        assert await one.prepare(CHAT, fields, beginning=beginning, salt=salt) == await other.prepare(
+            CHAT, chat(*talk), salt=salt
+        )
+        if beginning is not None:
+            read_from |= {note.messages for note in beginning.notes.values()}
+        await asyncio.gather(*one._encoder.running, *other._encoder.running)
+        talks[talks.index(talk) if talk in talks else 0] = (*talk, f"answer {turn} " * 50, f"question {turn}")
+    assert len(read_from) > 5
+
+
+async def test_what_the_memo_has_forgotten_is_read_again(make_prompts: MakePrompts) -> None:
+    prompts, known = make_prompts(limits=PromptLimits(wait_s=10.0, memo_bytes=20_000)), Beginnings(shortest=1_000)
+    body = chat("s", PROSE * 100, "a", "q")
+    for others in range(3):
+        fields, beginning = begun(known, body)
+        assert (await prompts.prepare(CHAT, fields, beginning=beginning)).keys[16] == expected_keys(prompts, CHAT, body)
+        assert beginning is not None
+        assert beginning.notes
+        await prompts.prepare(CHAT, chat(f"{others}", PROSE * 200, "a", "q"))
+
+
+async def test_conversations_that_no_short_cut_reads_have_their_keys(make_prompts: MakePrompts) -> None:
+    prompts, known = make_prompts(), Beginnings(shortest=1_000)
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    for _ in range(3):
+        for extra in ({}, {"tools": [tool]}):
+            body = chat("s", PROSE * 30, "a", "q", **extra)
+            fields, beginning = begun(known, body)
+            found = await prompts.prepare(CHAT, fields, beginning=beginning)
+            assert found.keys[16] == expected_keys(prompts, CHAT, body)
