@@ -41,6 +41,10 @@ _BOUNDARY = re.compile(rb"\n\n|\n\r\n|\r\r")
 _EVENTS = re.compile(rb"(?s:.*?)(?:\n\n|\n\r\n|\r\r)|(?s:.+)\Z")
 _FINISHED = re.compile(rb'"finish_reason"\s*+:\s*+"')
 TORN = {"message": "an event is no JSON", "code": 502}
+_TEXT = re.compile(rb'"(?:content|reasoning_content|reasoning|text|arguments)"\s*+:\s*+"')
+_REST_OF_STRING = re.compile(rb'[^"\\\n\r]*+(?:\\.[^"\\\n\r]*+)*+')
+_NOTHING_KNOWN = b"\n"  # no event starts so
+_LEARNED_IN_VAIN = 4
 _HAS_CHOICES = re.compile(rb'"choices"\s*+:\s*+\[\s*+\{')
 
 
@@ -185,15 +189,21 @@ class EventRelay:
 
 
 class SseRelay(EventRelay):
-    """The chunks of chat and completions."""
+    """The chunks of chat and completions.
 
-    __slots__ = ("_choices", "_finished", "_hide_usage")
+    Of an answer's chunks nearly all differ in one text alone. What stands around it is remembered from one that was
+    looked at, and the next with the same around it needs no look: four of five µs of a chunk went into those.
+    """
+
+    __slots__ = ("_after", "_before", "_choices", "_finished", "_hide_usage", "_in_vain")
 
     def __init__(self, *, hide_usage: bool, choices: int = 1) -> None:
         super().__init__()
         self._hide_usage = hide_usage
         self._choices = choices
         self._finished: set[int] = set()
+        self._before = self._after = _NOTHING_KNOWN  # around the text of a chunk that had nothing else to say
+        self._in_vain = 0  # how often that was learned since it last helped
 
     @property
     def complete(self) -> bool:
@@ -202,6 +212,17 @@ class SseRelay(EventRelay):
 
     def _is_plain(self, data: bytes) -> bool:
         """Nearly all of a stream passes here."""
+        if self.done or self.error is not None:
+            return False
+        before, after = self._before, self._after
+        if (
+            data.startswith(before)
+            and data.endswith(after)
+            and _REST_OF_STRING.fullmatch(data, len(before), len(data) - len(after)) is not None
+        ):
+            self.events += 1
+            self._in_vain = 0
+            return True
         if (
             not self.first_token
             or b'"usage"' in data
@@ -210,13 +231,21 @@ class SseRelay(EventRelay):
             or data.startswith(b":")
             or b"\n:" in data
             or _FINISHED.search(data)
-            or self.done
-            or self.error is not None
             or data.count(b"}\n\n") != data.count(b"\n\n")  # an event that is cut short: found without parsing any
         ):
             return False
-        self.events += data.count(b"\n\n") or data.count(b"\n\r\n")
+        count = data.count(b"\n\n") or data.count(b"\n\r\n")
+        self.events += count
+        if count == 1 and self._in_vain < _LEARNED_IN_VAIN:
+            self._learn(data)
         return True
+
+    def _learn(self, event: bytes) -> None:
+        self._in_vain += 1
+        text = _TEXT.search(event)
+        rest = _REST_OF_STRING.match(event, text.end()) if text is not None else None
+        if text is not None and rest is not None and event.startswith(b'"', rest.end()):
+            self._before, self._after = event[: text.end()], event[rest.end() :]
 
     def _look_at_part(self, part: bytes) -> None:
         if _HAS_CHOICES.search(part):

@@ -293,7 +293,12 @@ def test_a_stream_that_breaks_inside_an_oversized_event_says_so() -> None:
 events = st.sampled_from(
     [
         chunk("a"),
+        chunk("a"),
         chunk("é🌍"),
+        chunk('", "usage": {"prompt_tokens": 9} [DONE]\\'),
+        chunk("\n\n: \r"),
+        chunk("a", usage={"prompt_tokens": 9, "completion_tokens": 2}),
+        chunk("a", finish="stop"),
         chunk("b", usage=None),
         chunk("b", index=1, usage=usage_of(1, 2, 0)),
         chunk(None, finish="stop"),
@@ -322,3 +327,47 @@ def test_what_comes_out_does_not_depend_on_how_it_came_in(
     assert (relay.complete, relay.first_token) == (whole.complete, whole.first_token)
     if not hide and whole.error is None:
         assert expected + whole.tail == stream
+
+
+def test_chunks_that_differ_in_their_text_alone_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[bytes] = []
+    learn = SseRelay._learn
+    monkeypatch.setattr(SseRelay, "_learn", lambda relay, event: (looked.append(event), learn(relay, event))[1])
+    relay = SseRelay(hide_usage=True)
+    texts = ["a", "b", ' "quoted" ', "back\\slash", "\n", "é🌍", "", "x" * 2_000]
+    stream = [chunk("first"), *[chunk(text) for text in texts]]
+    assert [relay.feed(piece) for piece in stream] == stream
+    assert looked == [chunk("a")]
+    assert relay.events == len(stream)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        chunk("a").replace(b'"a"', b'"a", "b": "c"'),
+        chunk("a").replace(b'"a"', b'"a\n\n"'),
+        chunk("a").replace(b'"a"', b'"a\\"'),
+        chunk("a").replace(b'"a"', b'"a"}}]}\n\ndata: {"error": {"message": "m"}}\n\ndata: {"choices": [{"x": "'),
+        chunk("a")[:-2],
+        chunk("a") + chunk("b"),
+        chunk("a") + DONE,
+        event(choices=[{"index": 0, "delta": {"content": "a"}, "finish_reason": "length"}]),
+        DONE,
+        b"data: {}\n\n",
+        b"\n\n",
+        b"\n",
+    ],
+)
+def test_what_comes_after_many_alike_is_looked_at_as_ever(odd: bytes) -> None:
+    def states(relay: SseRelay, piece: bytes) -> list[object]:
+        passed = relay.feed(piece)
+        return [passed, relay.events, relay.usage, relay.done, relay.error, relay.tail, relay.complete, relay.amid]
+
+    after_many, fresh = SseRelay(hide_usage=True), SseRelay(hide_usage=True)
+    for relay in (after_many, fresh):
+        for text in "abcdef":
+            relay.feed(chunk(text))
+    fresh._before = fresh._after = b"\0"
+    fresh._in_vain = 100
+    for piece in (odd, chunk("c"), odd, DONE, chunk("d")):
+        assert states(after_many, piece) == states(fresh, piece)
