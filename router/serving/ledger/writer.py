@@ -29,7 +29,8 @@ _log = logging.getLogger("warmroute")
 
 BATCH = 200
 """Rows: 3,000 at once keep others from the database, and the interpreter, for 30 ms."""
-IDLE_S = 0.1
+GATHER_S = 0.1
+"""What comes in the meantime is written together: a transaction of some rows costs what one of many does."""
 AWAY_S = (0.2, 2.0)
 """Between attempts while the database is away: from the first to the last."""
 PRICES_S = 1.0
@@ -93,24 +94,24 @@ class Writer:
             while True:
                 is_last = self._stopping
                 try:
-                    has_written = await self._write_next(is_last=is_last)
+                    count = await self._write_next(is_last=is_last)
                 except OSError as error:
                     _log.error("the ledger's spool cannot be read on: %s", error.strerror)
-                    has_written = False
-                if not has_written:
-                    if is_last:
-                        return
-                    await self._pause(IDLE_S)
+                    count = 0
+                if is_last and not count:
+                    return
+                if count < BATCH and not is_last:
+                    await self._pause(GATHER_S)
         finally:
             self._reader.close()
 
-    async def _write_next(self, *, is_last: bool) -> bool:
-        """Whether there was something. `is_last`: not waiting for a database that is away."""
+    async def _write_next(self, *, is_last: bool) -> int:
+        """How much there was. `is_last`: not waiting for a database that is away."""
         found = self._in_hand = self._in_hand or self._reader.read(BATCH)
         wait_s = AWAY_S[0]
         while not await self._has_taken(found):
             if is_last or self._stopping:
-                return False
+                return 0
             await self._pause(wait_s)
             wait_s = min(2 * wait_s, AWAY_S[1])
         self._in_hand = []
@@ -121,7 +122,7 @@ class Writer:
         if self._reader.must_keep or is_last or (found and now >= self._keep_due):
             self._keep_due = now + KEEP_S
             self._reader.keep()
-        return bool(found)
+        return len(found)
 
     async def _has_taken(self, found: Sequence[Read]) -> bool:
         """Whether the database has all of it."""
