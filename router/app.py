@@ -72,6 +72,7 @@ from router.serving.limits.limiter import Limiter
 from router.serving.limits.opening import open_limits
 from router.serving.models import Models
 from router.serving.pricing import Prices
+from router.serving.prompt.encode import let_the_loop_go_first
 from router.serving.proxy import Proxy
 from router.serving.tools_order import ToolsOrder
 from router.settings import (
@@ -168,7 +169,7 @@ class Running:
         identity = await self._identify(key_pepper, salts)
         prices = await self._keep_prices() if identity is not None else None
         books = self._keep_books(state, prices, lambda: engines_there(fleet))
-        executor = ThreadPoolExecutor(1, "tokenize")
+        executor = ThreadPoolExecutor(1, "tokenize", initializer=let_the_loop_go_first)
         self._at_end(lambda: executor.shutdown(wait=False, cancel_futures=True))
 
         # What is known, and how it chooses

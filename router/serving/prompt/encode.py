@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import sys
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -18,7 +21,20 @@ _BATCH = 16_384  # characters a call: long enough for the GIL to be worth releas
 _SMOOTHING = 0.1
 _TELLING = 256  # bytes of text from which on rates are learned
 
+_NICER = 10
+
 Chunk = list[Link]
+
+
+def let_the_loop_go_first() -> None:
+    """For the thread that encodes, as it starts.
+
+    Where it shares a core with the loop it then gets a tenth of it: 1,330 instead of 590 requests/s for prompts of 32 KB
+    of which 10 KB are new. Where it has a core of its own it loses nothing.
+    """
+    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
+        nice = os.getpriority(os.PRIO_PROCESS, 0) + _NICER
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(nice, 19))
 
 
 class Encoder:

@@ -3,11 +3,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import random
+import sys
 import threading
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from router.routing.blocks import chain, root_key
 from router.serving.beginnings import Beginnings
 from router.serving.prompt import ModelPrompts, Parity, PromptLimits, load_prompts
 from router.serving.prompt.dialect import DIALECTS
+from router.serving.prompt.encode import let_the_loop_go_first
 from router.serving.prompt.pieces import Beginning
 from router.serving.prompt.tokenizer import HuggingFaceTokenizer, Ids
 
@@ -626,3 +629,11 @@ async def test_conversations_that_no_short_cut_reads_have_their_keys(make_prompt
             fields, beginning = begun(known, body)
             found = await prompts.prepare(CHAT, fields, beginning=beginning)
             assert found.keys[16] == expected_keys(prompts, CHAT, body)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives a thread a priority of its own")
+def test_the_thread_that_tokenizes_stands_back_and_the_loop_does_not() -> None:
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    with ThreadPoolExecutor(1, initializer=let_the_loop_go_first) as executor:
+        assert executor.submit(os.getpriority, os.PRIO_PROCESS, 0).result() == min(mine + 10, 19)
+    assert os.getpriority(os.PRIO_PROCESS, 0) == mine
