@@ -29,7 +29,7 @@ _ALIKE = 16  # beginnings of one place: conversations that share a long system p
 _SAMPLE = 64  # bytes
 _MESSAGE = b'{"role"'  # inside a string its quotes would be escaped: wherever it stands, an object begins
 _OPENING = 4 << 10  # bytes, at most, before the first message
-_LAST = 32 << 10  # bytes, at most, from the last message on
+_BRACES = 256  # at most, from the last message on
 _SPACE = b" \t\r\n"
 _MARK = secrets.randbits(62)
 _MARKED = b"%d," % _MARK
@@ -79,7 +79,7 @@ class Beginnings:
         messages = fields.get("messages")
         if not isinstance(messages, list) or not all([_is_plain(message) for message in messages[len(known) :]]):
             return found
-        length = body.rfind(_MESSAGE, max(len(body) >> 1, len(body) - _LAST))
+        length = _last_message(body)
         start = found.length if found is not None else body.find(_MESSAGE, 0, _OPENING)
         more = _messages_in(body, start, length) if 0 <= start < length else ()
         if not more:
@@ -132,6 +132,16 @@ def _gone_on(beginning: Beginning, body: bytes) -> dict[str, Any] | None:
         return None
     messages[:1] = beginning.messages
     return fields
+
+
+def _last_message(body: bytes) -> int:
+    """Where it starts, if that is in the latter half; else -1. To look for one byte is ten times as fast as for all."""
+    at, half = len(body), len(body) >> 1
+    for _ in range(_BRACES):
+        at = body.rfind(b"{", half, at)
+        if at < 0 or body.startswith(_MESSAGE, at):
+            return at
+    return -1
 
 
 def _messages_in(body: bytes, start: int, stop: int) -> Sequence[dict[str, Any]]:

@@ -23,6 +23,8 @@ from router.app import SWITCH_INTERVAL_S
 from router.core import Prompt
 from router.lab.train_demo_model import chinese, code, english, json_text, markdown
 from router.routing.blocks import chain
+from router.serving.beginnings import Beginnings
+from router.serving.call import parse_body
 from router.serving.prompt import ModelPrompts, PromptLimits, load_prompts
 from router.serving.prompt.tokenizer import load_tokenizer
 from tests.bench.table import Row, report
@@ -59,13 +61,14 @@ def run(tokenizer: str = "demo") -> dict[str, dict[str, float]]:
 
 
 def _next_turn(tokenizer: str, executor: ThreadPoolExecutor, body: dict[str, Any]) -> dict[str, float]:
-    prompts = _prompts(tokenizer, executor)
+    prompts, beginnings = _prompts(tokenizer, executor), Beginnings()
     data = orjson.dumps(body)
     prompt = asyncio.run(prompts.prepare(CHAT, orjson.loads(data)))
     assert prompt.exact, prompt.reason
 
     def turn() -> Prompt:
-        found = prompts.prepare_now(CHAT, orjson.loads(data))
+        fields, beginning = beginnings.parse(data, "", parse_body)
+        found = prompts.prepare_now(CHAT, fields, beginning=beginning)
         assert isinstance(found, Prompt)
         return found
 
