@@ -157,5 +157,10 @@ def _messages_in(body: bytes, start: int, stop: int) -> Sequence[dict[str, Any]]
 
 
 def _is_plain(message: object) -> bool:
-    """Nothing in it could be changed by whoever reads it; all requests that begin so share it."""
-    return isinstance(message, dict) and len(message) == 2 and all([type(value) is str for value in message.values()])
+    """A role and a text: nothing in it that any reader would change, for all bodies that begin so share it."""
+    return (
+        isinstance(message, dict)
+        and len(message) == 2
+        and type(message.get("role")) is str
+        and type(message.get("content")) is str
+    )
