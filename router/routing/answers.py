@@ -86,7 +86,7 @@ class Answers:
         """`rank` has answered `prompt`, placed at `since`, to the end. The counts are its own."""
         size = rank.block_size
         keys, names, end = prompt.keys.get(size), prompt.known_text_keys, input_tokens + output_tokens
-        if not keys or len(names) < 2 or names[-1][1] != input_tokens or (end - 1) // size == len(keys):
+        if not keys or len(names) < 2 or names[-1][1] != input_tokens or (end - 1) // size <= len(keys):
             return  # it is not known where the answer begins, or it has filled no block
         answers = self._answers
         name = names[-2][0]  # the last piece ends within what will be the answer's turn

@@ -210,6 +210,16 @@ def test_only_what_fills_a_block_of_a_prompt_both_count_alike(
     assert len(world.answers) == 1
 
 
+def test_an_answer_of_nothing_fills_no_block(world: World) -> None:
+    """Nor is the last token of its prompt computed."""
+    exactly = prompt(list(range(40)), list(range(245)), TRAIL)
+    world.answers.ended(world.rank, exactly, since=0.0, input_tokens=288, output_tokens=0)
+    world.answers.ended(world.rank, exactly, since=0.0, input_tokens=288, output_tokens=1)
+    assert len(world.answers) == 0
+    world.answers.ended(world.rank, exactly, since=0.0, input_tokens=288, output_tokens=17)
+    assert len(world.answers) == 1
+
+
 def test_memory_is_bounded(world: World) -> None:
     answers = Answers(clock=world.clock, max_entries=3)
     for number in range(10):
