@@ -6,14 +6,15 @@ A tool's result or a hasty user is back before that.
 
 Of an answer only its length is known here. That the next turn brings back the very tokens is told by counting: from the
 end of the old prompt to where the answer's turn ends in the new one, there are those the engine generated and the few
-with which the template closes a turn. How many these are is learned from turns whose events had come. An answer whose
-reasoning was left out, that was changed, or whose text has other tokens than were sampled, is of another length.
+with which the template closes a turn. How many these are is learned from what engines then held or said they reused. An
+answer whose reasoning was left out, that was changed, or whose text has other tokens than were sampled, is of another
+length.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from router.core import Prompt
@@ -27,8 +28,8 @@ MOST_CLOSING_TOKENS = 8
 REMEMBERED = 512
 """Answers with so many closing tokens; then half of what they showed counts."""
 LIKELY = (8, 10)
-"""So many answers came back whole, as their engines' events then showed, and no more than one in so many did not: the
-next is credited with one block, which is the most that can be too much."""
+"""So many answers came back whole, as their engines then showed, and no more than one in so many did not: the next is
+credited with one block, which is the most that can be too much."""
 SURE = (200, 200)
 """The same for all of its blocks: what a model says nearly always has the tokens that were sampled."""
 
@@ -70,7 +71,7 @@ class _Closing:
 
 
 class Answers:
-    """Answers that ended within the last `ttl_s`, of ranks that announce them late. `clock`: monotonic seconds."""
+    """The last answers of ranks that announce them late; they are credited for `ttl_s`. `clock`: monotonic seconds."""
 
     def __init__(self, *, clock: Callable[[], float], ttl_s: float = 5.0, max_entries: int = 4096) -> None:
         self._clock = clock
@@ -102,46 +103,55 @@ class Answers:
 
         `held`: what events have told, tokens by tier. `sent`: what was sent there lately.
         """
-        answers = self._answers
-        if not answers:
+        found = self._find(prompt)
+        if found is None:
             return {}
-        names = prompt.known_text_keys
-        for at in range(len(names) - 2, -1, -1):
-            name = names[at][0]
-            if name in answers:
-                return self._continued(name, prompt, names[at + 1 :], held, sent)
-        return {}
-
-    def _continued(
-        self,
-        name: int,
-        prompt: Prompt,
-        ends: Sequence[tuple[int, int]],
-        held: Mapping[Slot | None, Mapping[str, int]],
-        sent: Mapping[Target, int],
-    ) -> dict[Target, int]:
-        """`ends`: of the pieces from the one on in which the answer begins."""
-        rank, since, size, asked, last_key, end, expires = self._answers[name]
-        for _, tokens in ends:
-            if tokens >= end:
-                closing = tokens - end
-                break
-        else:
-            return {}
-        keys = prompt.keys.get(size, ())
-        whole = (end - 1) // size  # the last token sampled was not computed
-        if closing > MOST_CLOSING_TOKENS or len(keys) < whole or keys[asked - 1] != last_key:
-            return {}
+        name, answer, whole, record = found
+        rank, size, asked = answer.rank, answer.size, answer.blocks
         tiers, target = held.get(rank.slot), rank.target
         told = max(tiers.values()) if tiers else 0
-        if (told < asked * size and sent.get(target, 0) < asked * size) or self._clock() >= expires:
+        if told < asked * size and sent.get(target, 0) < asked * size:
             return {}  # not even its prompt is known to be held any more
-        record = self._closings.get((rank.instance.model, closing))
-        if record is None:
-            record = self._closings[rank.instance.model, closing] = _Closing()
-        if rank.told_after(last_key) >= since:
+        if rank.told_after(answer.last_key) >= answer.since:
             record.add(whole=told >= whole * size)
             del self._answers[name]
             return {}
         blocks = record.blocks(whole - asked)
-        return {target: (asked + blocks) * size} if blocks else {}
+        return {target: (asked + blocks) * size} if blocks and self._clock() < answer.expires else {}
+
+    def delivered(self, rank: Rank, prompt: Prompt, tokens: int) -> None:
+        """So much of this prompt `rank` says it has reused."""
+        found = self._find(prompt)
+        if found is not None and found[1].rank is rank:
+            name, answer, whole, record = found
+            record.add(whole=tokens >= whole * answer.size)
+            del self._answers[name]
+
+    def _find(self, prompt: Prompt) -> tuple[int, _Answer, int, _Closing] | None:
+        """The answer this prompt goes on from, the blocks that were whole at its end, and what its length has shown."""
+        answers = self._answers
+        if not answers:
+            return None
+        names = prompt.known_text_keys
+        for at in range(len(names) - 2, -1, -1):
+            name = names[at][0]
+            answer = answers.get(name)
+            if answer is not None:
+                break
+        else:
+            return None
+        end = answer.end
+        for _, tokens in names[at + 1 :]:
+            if tokens >= end:
+                closing = tokens - end
+                break
+        else:
+            return None
+        keys = prompt.keys.get(answer.size, ())
+        whole = (end - 1) // answer.size  # the last token sampled was not computed
+        if closing > MOST_CLOSING_TOKENS or len(keys) < whole or keys[answer.blocks - 1] != answer.last_key:
+            return None
+        record = self._closings.get((answer.rank.instance.model, closing))
+        if record is None:
+            record = self._closings[answer.rank.instance.model, closing] = _Closing()
+        return name, answer, whole, record

@@ -467,6 +467,8 @@ class Brain:
         ask, rank = placed.ask, placed.rank
         if usage is None or ask.choices > 1 or outcome.attempts > 1 or rank.peers:
             return
+        if usage.cached_tokens is not None:
+            self._answers.delivered(rank, ask.prompt, usage.cached_tokens)
         self._answers.ended(
             rank, ask.prompt, since=record.at, input_tokens=usage.input_tokens, output_tokens=usage.output_tokens
         )

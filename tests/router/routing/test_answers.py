@@ -160,6 +160,27 @@ def test_lengths_that_prove_nothing_are_not_credited(world: World) -> None:
     assert world.expected(talk) == WHOLE
 
 
+def test_an_engine_says_what_it_reused_before_its_events_do(world: World) -> None:
+    """Where others decode, no next turn comes after the events of an answer."""
+    for number in range(ENOUGH):
+        world.answer(talk := Talk(number), told=False)
+        assert world.expected(talk) == 0
+        world.answers.delivered(world.rank, talk.next, WHOLE)
+        assert len(world.answers) == 0
+    world.answer(talk := Talk(1000), told=False)
+    assert world.expected(talk) == WHOLE
+    world.answers.delivered(world.rank, talk.next, HELD)
+    world.answer(talk, told=False)
+    assert world.expected(talk) == 0
+
+
+def test_what_another_engine_reused_says_nothing_of_an_answer(world: World) -> None:
+    other = World(world.clock).rank
+    world.answer(talk := Talk(), told=False)
+    world.answers.delivered(other, talk.next, HELD)
+    assert len(world.answers) == 1
+
+
 def test_only_where_hardly_any_has_changed_more_than_a_block_is_credited(world: World) -> None:
     """So that one that did is not thought to be held for more than one block too many."""
     longer = list(range(2000, 2040))
