@@ -24,6 +24,10 @@ from router.routing.slots import Slot
 Target = tuple[str, int]
 """(instance, rank)"""
 
+CREDITED_S = 5.0
+"""After its end an answer nobody tells of counts as held for so long."""
+TELLING_S = 60.0
+"""What is missing of an answer by then, its engine may have evicted."""
 MOST_CLOSING_TOKENS = 8
 REMEMBERED = 512
 """Answers with so many closing tokens; then half of what they showed counts."""
@@ -41,7 +45,7 @@ class _Answer(NamedTuple):
     blocks: int  # whole ones of its prompt
     last_key: int  # of these
     end: int  # tokens of prompt and answer
-    expires: float
+    ended: float
 
 
 class _Closing:
@@ -71,11 +75,10 @@ class _Closing:
 
 
 class Answers:
-    """The last answers of ranks that announce them late; they are credited for `ttl_s`. `clock`: monotonic seconds."""
+    """The last answers of ranks that announce them late. `clock`: monotonic seconds."""
 
-    def __init__(self, *, clock: Callable[[], float], ttl_s: float = 5.0, max_entries: int = 4096) -> None:
+    def __init__(self, *, clock: Callable[[], float], max_entries: int = 4096) -> None:
         self._clock = clock
-        self._ttl_s = ttl_s
         self._max_entries = max_entries
         self._answers: OrderedDict[int, _Answer] = OrderedDict()  # by the key of the text before the last piece
         self._closings: dict[tuple[str, int], _Closing] = {}  # (model, tokens)
@@ -92,7 +95,7 @@ class Answers:
         answers = self._answers
         name = names[-2][0]  # the last piece ends within what will be the answer's turn
         answers.pop(name, None)
-        answers[name] = _Answer(rank, since, size, len(keys), keys[-1], end, self._clock() + self._ttl_s)
+        answers[name] = _Answer(rank, since, size, len(keys), keys[-1], end, self._clock())
         if len(answers) > self._max_entries:
             answers.popitem(last=False)
 
@@ -117,7 +120,7 @@ class Answers:
             del self._answers[name]
             return {}
         blocks = record.blocks(whole - asked)
-        return {target: (asked + blocks) * size} if blocks and self._clock() < answer.expires else {}
+        return {target: (asked + blocks) * size} if blocks and self._clock() - answer.ended < CREDITED_S else {}
 
     def delivered(self, rank: Rank, prompt: Prompt, tokens: int) -> None:
         """So much of this prompt `rank` says it has reused."""
@@ -150,6 +153,8 @@ class Answers:
         keys = prompt.keys.get(answer.size, ())
         whole = (end - 1) // answer.size  # the last token sampled was not computed
         if closing > MOST_CLOSING_TOKENS or len(keys) < whole or keys[answer.blocks - 1] != answer.last_key:
+            return None
+        if self._clock() - answer.ended > TELLING_S:
             return None
         record = self._closings.get((answer.rank.instance.model, closing))
         if record is None:

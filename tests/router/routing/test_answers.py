@@ -174,6 +174,16 @@ def test_an_engine_says_what_it_reused_before_its_events_do(world: World) -> Non
     assert world.expected(talk) == 0
 
 
+def test_what_is_missing_of_an_old_answer_may_have_been_evicted(world: World) -> None:
+    world.learn()
+    world.answer(old := Talk(came_back=[2000, 1, *ANSWER[2:]]), told=True)
+    world.clock.advance(61)
+    assert world.expected(old) == 0
+    world.answers.delivered(world.rank, old.next, HELD)
+    world.answer(talk := Talk(1), told=False)
+    assert world.expected(talk) == WHOLE
+
+
 def test_what_another_engine_reused_says_nothing_of_an_answer(world: World) -> None:
     other = World(world.clock).rank
     world.answer(talk := Talk(), told=False)
