@@ -77,6 +77,7 @@ class SglangAdapter(EngineAdapter):
             open_without_key=await self._is_open(instance),
             lacks=_lacks(await self._model_info(instance)),
             notes=(*_notes(info, instance, told), *strangers),
+            tells_answers_late=True,  # events go out with a prefill, every 40th decode step, and when there is no work
         )
 
     async def load(self, instance: Instance) -> Mapping[int, Load]:

@@ -128,6 +128,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     open_without_key: bool | None = None
     lacks: tuple[Need, ...] = ()  # what it says it does not take
     notes: tuple[str, ...] = ()  # what the operator should mend, each with the mend
+    tells_answers_late: bool = False  # the blocks of an answer may be announced some time after its end
 
 
 class Load(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from router import plugins
 from router.config import Config, Engine, Model
 from router.core import Adapter, EngineFacts, Instance, Outcome, Rates
-from router.errors import EngineError, EngineProtocolError, EngineUnreachable
+from router.errors import EngineError, EngineProtocolError, EngineTimeout, EngineUnreachable
 from router.routing.feed import Feed
 from router.routing.fleet import Fleet, Health, Rank
 from router.serving.deadlines import TimeLimits
@@ -71,19 +71,24 @@ async def close_adapters(adapters: Mapping[str, Any]) -> None:
 
 
 async def recognise(engine: Engine, url: str, adapters: Mapping[str, Any]) -> str:
-    """The name of the adapter that knows best what answers at `url`. Raises EngineError when none does."""
+    """The name of the adapter that knows best what answers at `url`. Raises EngineError when none does, and when one
+    that may know better than the best has had no answer: an engine keeps its adapter for as long as it is there.
+    """
     if engine.kind != "auto":
         return engine.kind
     instance = engine.instance(engine="auto", model=engine.model or "", url=url)
     scores: dict[str, float] = {}
     failure: EngineError = EngineProtocolError("nothing there answers as an engine does")
+    unanswered = False
     for name, adapter in adapters.items():
         try:
             scores[name] = await adapter.recognises(instance)
         except EngineError as error:
             failure = error
+            unanswered = unanswered or isinstance(error, EngineTimeout | EngineUnreachable)
     best = max(scores, key=scores.__getitem__, default="")
-    if not scores.get(best):
+    score = scores.get(best, 0.0)
+    if not score or (unanswered and score < 1.0):
         raise failure
     return best
 

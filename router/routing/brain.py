@@ -17,6 +17,7 @@ import msgspec
 from router.core import Ask, Booking, Decision, Outcome, Policy, Prompt, Snapshot
 from router.errors import BadRequest, Forbidden, NoEngine, WarmrouteError
 from router.routing.access import NO_SALT, NOT_APART, TAKES_NO
+from router.routing.answers import Answers
 from router.routing.bookings import LEASE_FACTOR, Bookings, Record
 from router.routing.decide import LEAST_BOOKED, decide
 from router.routing.fleet import Fleet, Rank
@@ -122,6 +123,7 @@ class Brain:
         self._ended = ended
         self._clock = clock
         self._dice = dice
+        self._answers = Answers(clock=clock)
         self._receipts = Receipts()
         self.room: WaitingRoom | None = None
         self._every_policy = False
@@ -215,6 +217,8 @@ class Brain:
             if outcome.finish == "complete":
                 self._fleet.trust(placed.rank)
                 self._learn(placed, outcome)
+                if placed.rank.continued is not None:
+                    self._note_answer(record, outcome)
             else:
                 self._note_failed(record, outcome, now)
             if outcome.delivered_hit_tokens is not None:
@@ -296,7 +300,7 @@ class Brain:
         ranks, filtered = self._fleet.candidates(ask, now=now)
         if not ranks:
             raise _nobody(ask, filtered)
-        look = Look(ranks, Holdings(ask, self._index, self._recent).candidates(ranks, now), filtered)
+        look = Look(ranks, Holdings(ask, self._index, self._recent, self._answers).candidates(ranks, now), filtered)
         return look if self._footprints is None or not ask.domain else self._bounded(ask, look, self._footprints)
 
     def _bounded(self, ask: Ask, look: Look, footprints: Footprints) -> Look:
@@ -456,6 +460,18 @@ class Brain:
                 rank.factor.observe(uncached, tokens, ttft_ms=whole_ms)
         elif placed.alone and outcome.ttft_s is not None:
             rank.factor.observe(uncached, tokens, ttft_ms=(outcome.ttft_s - outcome.queue_s) * 1e3)
+
+    def _note_answer(self, record: Record[Placed], outcome: Outcome) -> None:
+        """What it has generated it holds, though it may not say so before the next turn is here."""
+        placed, usage = record.owner, outcome.usage
+        ask, rank = placed.ask, placed.rank
+        if usage is None or ask.choices > 1 or outcome.attempts > 1 or rank.peers:
+            return
+        if usage.cached_tokens is not None:
+            self._answers.delivered(rank, ask.prompt, usage.cached_tokens)
+        self._answers.ended(
+            rank, ask.prompt, since=record.at, input_tokens=usage.input_tokens, output_tokens=usage.output_tokens
+        )
 
     def _compare_hits(self, placed: Placed, delivered: int) -> None:
         rank = placed.rank

@@ -6,6 +6,7 @@ cannot be steered to are placed on as one: the first stands for all of them (`Ra
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from math import inf
@@ -54,6 +55,8 @@ _CALLERS = 4_096
 UNKNOWN_FACTS = EngineFacts(served=())
 
 _LONG_AGO = (-inf, False)
+CONTINUED = 1024
+"""So many continuations of an engine that tells late of its answers: some seconds' worth."""
 
 
 class Health(StrEnum):
@@ -72,6 +75,7 @@ class Rank:
         "caches",
         "capacity_tokens",
         "confidence",
+        "continued",
         "dispatches",
         "factor",
         "facts",
@@ -148,6 +152,7 @@ class Rank:
         self.slot: Slot | None = None  # what it holds; the feed opens it
         self.slot_is_assumed = False  # filled by what we send there, for want of events
         self.confidence: Confidence | None = None  # comes with the slot
+        self.continued: OrderedDict[int, float] | None = None  # see `told_after`; None: it tells of answers in time
         self.last_seq: int | None = None  # of the batch its slot stands at
         self.in_batch = False  # the slot is somewhere after `last_seq`
         self.unconfirmed = False  # the slot is a saved one, its engine has not yet shown that it goes on from there
@@ -173,6 +178,22 @@ class Rank:
         self.fits_tokens = min(facts.max_model_tokens or inf, self.capacity_tokens or inf)
         self.lacks = frozenset((*instance.lacks, *facts.lacks))
         self.price_per_hour = (instance.price_per_hour or 0.0) / max(1, facts.ranks)
+        if not (facts.tells_answers_late and self.has_events):
+            self.continued = None
+        elif self.continued is None:
+            self.continued = OrderedDict()
+
+    def tell_after(self, key: int, now: float) -> None:
+        """Its events have told of blocks that follow the one with this key."""
+        continued = self.continued
+        if continued is not None:
+            continued[key] = now
+            if len(continued) > CONTINUED:
+                continued.popitem(last=False)
+
+    def told_after(self, key: int) -> float:
+        """When its events last told of blocks that follow the one with this key, if that is not long ago."""
+        return -inf if self.continued is None else self.continued.get(key, -inf)
 
     @property
     def block_size(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from router.core import Ask, Candidate
+from router.routing.answers import Answers
 from router.routing.fleet import Rank
 from router.routing.index import BlockIndex
 from router.routing.recent import RecentDispatches, Target
@@ -21,7 +22,7 @@ class Holdings:
 
     __slots__ = ("_expected", "_held", "_tokens")
 
-    def __init__(self, ask: Ask, index: BlockIndex, recent: RecentDispatches) -> None:
+    def __init__(self, ask: Ask, index: BlockIndex, recent: RecentDispatches, answers: Answers | None = None) -> None:
         prompt = ask.prompt
         self._tokens = prompt.tokens
         self._held: dict[Slot | None, Tiers] = {}
@@ -35,6 +36,8 @@ class Holdings:
             self._expect(recent.match_text(ask.domain, prompt.known_text_keys))
         if not prompt.keys and prompt.text_keys:
             self._expect(recent.match(ask.domain, (), 1, text_keys=prompt.text_keys))
+        if answers and prompt.known_text_keys:
+            self._expect(answers.expected(prompt, self._held, self._expected))
 
     def candidates(self, ranks: Iterable[Rank], now: float) -> tuple[Candidate, ...]:
         """The ranks as they stand, in their order.

@@ -174,6 +174,10 @@ class Reader:
             self._emptied(rank)
         if applied.stored and not rank.dispatches:
             rank.inherited_at = self._clock()
+        if rank.continued is not None and applied.stored and isinstance(event, Stored) and event.parent is not None:
+            key = slot.key_of(event.parent)
+            if key is not None:
+                rank.tell_after(key, self._clock())
         if rank.booked.awaited and applied.stored and isinstance(event, Stored):
             key = slot.key_of(event.hashes[-1])
             if key is not None:

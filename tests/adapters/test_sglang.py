@@ -63,6 +63,7 @@ class TestInspect:
         assert facts.sources == (EventSource(0, "tcp://10.0.0.7:15801", "tcp://10.0.0.7:15802", "kv-events"),)
         assert facts.open_without_key is True
         assert facts.lacks == ("audio", "image")
+        assert facts.tells_answers_late
         assert facts.notes == ()
 
     @pytest.mark.parametrize(

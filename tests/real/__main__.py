@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from typing import Any
 import httpx
 
 from tests.real.conversations import Conversation, conversations
-from tests.real.drive import Driver, Row, hit_rate
+from tests.real.drive import Driver, Row, hit_rate, hit_rate_error, known_rate
 from tests.real.engines import CannotStart, RealEngines
 from tests.real.gateway import GatewayProcess
 
@@ -118,26 +119,36 @@ def ttft_ms(rows: list[Row]) -> float:
 
 
 async def gateway_restart(gateway: GatewayProcess, model: str, seed: int) -> dict[str, Any]:
-    """Restarts the gateway under load; hit rate in the 30 s before it stops, and from 10 s after it is back."""
+    """Restarts the gateway under load; hit rate in the minute before it stops, and from 10 s after it is back.
+
+    Engines on a CPU answer about a hundred requests in a minute, and hit rates of so few differ by 2 to 3 points for
+    nothing: one conversation that is moved makes one. What a restart can lose is what the gateway knows, so that is
+    compared request by request: how much of what its conversation had said before some engine was known to hold.
+    """
     driver = Driver(gateway.url, model)
-    end = time.monotonic() + 120
+    end = time.monotonic() + 240
     load = asyncio.create_task(driver.run(conversations(20_000, seed), until=lambda: time.monotonic() > end))
-    await asyncio.sleep(45)
+    await asyncio.sleep(75)
     down = time.monotonic()
+    driver.learn(gateway.get("/admin/v1/requests?limit=1000")["data"])
     await asyncio.to_thread(gateway.stop)
     await asyncio.to_thread(gateway.start)
     up = time.monotonic()
-    end = up + 45
+    end = up + 70
     await load
-    before = [row for row in driver.rows if down - 30 < row.started_at < down]
+    wrong = wrong_credit(driver, gateway, since=up)
+    before = [row for row in driver.rows if down - 60 < row.started_at < down]
     after = [row for row in driver.rows if row.started_at > up + 10]
     return {
         "away_s": round(up - down, 1),
         "hit_rate_before": round(hit_rate(before), 4),
         "hit_rate_after_10_s": round(hit_rate(after), 4),
+        "hit_rate_noise": round(2 * math.hypot(hit_rate_error(before), hit_rate_error(after)), 4),
+        "known_before": round(known_rate(before), 4),
+        "known_after_10_s": round(known_rate(after), 4),
         "requests_before": len(before),
         "requests_after": len(after),
-        "wrong_credit_after": wrong_credit(driver, gateway, since=up),
+        "wrong_credit_after": wrong,
     }
 
 
@@ -182,11 +193,13 @@ def wrong_credit(driver: Driver, gateway: GatewayProcess, *, since: float) -> in
 def judge(figures: dict[str, Any]) -> list[str]:
     restart = figures["gateway_restart"]
     lost = restart["hit_rate_before"] - restart["hit_rate_after_10_s"]
+    forgotten = restart["known_before"] - restart["known_after_10_s"]
     checks = {
         "parity is not EXACT": all(row["state"] == "EXACT" for row in figures["parity"]),
         "predictions are not exact": figures["alone_exact_share"] >= EXACT_SHARE,
         "kv_aware does not beat round_robin": figures["hit_rate"]["kv_aware"] > figures["hit_rate"]["round_robin"],
-        f"hit rate after a gateway restart is {lost:.3f} lower": lost <= RESTART_POINTS,
+        f"a gateway restart has forgotten {forgotten:.3f}": forgotten <= RESTART_POINTS,
+        f"hit rate after a gateway restart is {lost:.3f} lower": lost <= RESTART_POINTS + restart["hit_rate_noise"],
         "wrong credit after a gateway restart": not restart["wrong_credit_after"],
         "wrong credit after an engine restart": not figures["engine_restart"]["wrong_credit_after"],
         "a restarted engine gets nothing": figures["engine_restart"]["answers_of_it_after"] > 0,

@@ -49,6 +49,7 @@ class Conversation:
     questions: list[str]
     tools: list[dict[str, Any]] | None = None
     turn: int = 0
+    said: int = 0  # tokens of the last prompt
     choices: random.Random = field(default_factory=random.Random)
 
     def next_body(self, model: str) -> dict[str, Any]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,8 @@ class Row:
     prompt_tokens: int
     predicted: int
     delivered: int
+    said_before: int = 0  # tokens of the conversation's last prompt
+    best: int = 0  # what the gateway thought the engine to hold that holds most
     ttft_s: float | None = None
     alone: bool = False
     prompt_source: str = ""
@@ -52,12 +55,14 @@ class Driver:
         for conversation in waiting:
             while not conversation.finished and not until():
                 body = conversation.next_body(self._model)
-                conversation.answered(await self._ask(client, body))
+                row, content = await self._ask(client, body)
+                row.said_before, conversation.said = conversation.said, row.prompt_tokens
+                conversation.answered(content)
                 await asyncio.sleep(self._think_s)
             if until():
                 return
 
-    async def _ask(self, client: httpx.AsyncClient, body: dict[str, Any]) -> str:
+    async def _ask(self, client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[Row, str]:
         """Tries again while the gateway or an engine is away, as an SDK does."""
         while True:
             started = time.monotonic()
@@ -71,7 +76,7 @@ class Driver:
                 await asyncio.sleep(0.2)
                 continue
             self.rows.append(row)
-            return content
+            return row, content
 
     async def _whole(self, client: httpx.AsyncClient, body: dict[str, Any], started: float) -> tuple[Row, str]:
         answer = await client.post("/v1/chat/completions", json=body)
@@ -106,7 +111,7 @@ class Driver:
             receipt = known.get(row.request_id)
             if receipt is not None:
                 row.alone, row.instance = receipt["alone"], receipt["instance"]
-                row.prompt_source = receipt["prompt_source"]
+                row.prompt_source, row.best = receipt["prompt_source"], receipt["best_hit_tokens"]
 
 
 def _row(answer: httpx.Response, usage: dict[str, Any], started: float) -> Row:
@@ -123,3 +128,17 @@ def _row(answer: httpx.Response, usage: dict[str, Any], started: float) -> Row:
 def hit_rate(rows: Iterable[Row]) -> float:
     rows = list(rows)
     return sum(row.delivered for row in rows) / max(1, sum(row.prompt_tokens for row in rows))
+
+
+def hit_rate_error(rows: Sequence[Row]) -> float:
+    """Standard error of their hit rate."""
+    rate = hit_rate(rows)
+    squares = sum((row.delivered - rate * row.prompt_tokens) ** 2 for row in rows)
+    return math.sqrt(squares) / max(1, sum(row.prompt_tokens for row in rows))
+
+
+def known_rate(rows: Iterable[Row]) -> float:
+    """Of what conversations had said before: how much of it the gateway knew some engine to hold."""
+    rows = [row for row in rows if row.instance and row.said_before]
+    known = sum(min(row.best, row.said_before) for row in rows)
+    return known / max(1, sum(row.said_before for row in rows))

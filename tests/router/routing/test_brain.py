@@ -26,8 +26,10 @@ from router.core import (
     Rates,
     Snapshot,
     Stored,
+    Usage,
 )
 from router.errors import NoEngine
+from router.routing.answers import LIKELY
 from router.routing.blocks import chain, root_key
 from router.routing.bookings import Bookings
 from router.routing.brain import Brain, Placed
@@ -292,6 +294,40 @@ async def test_siblings_meet_on_one_of_several_ranks_only_by_chance() -> None:
     world = World("a", ranks=4)
     world.place(ask(LONG))
     assert (await world.brain.explain(ask(LONG))).chosen.expected_tokens == 512
+
+
+def _turn(tokens: Sequence[int], *names: tuple[int, int]) -> Ask:
+    request = ask(tokens)
+    return msgspec.structs.replace(request, prompt=msgspec.structs.replace(request.prompt, known_text_keys=names))
+
+
+@pytest.mark.parametrize(("late", "hit_tokens"), [(True, 304), (False, 288)])
+def test_the_next_turn_finds_an_answer_that_events_have_not_told_of(late: bool, hit_tokens: int) -> None:
+    """300 tokens, 10 generated ones, 2 of the template's; the events of the last answer do not come."""
+    world = World("a", tells_answers_late=late)
+    rank, usage = world.rank("a"), Usage(300, 10)
+    for talk in range(LIKELY[0] + 1):
+        first, answer, more = [talk] * 300, list(range(10)), list(range(50, 72))
+        booking = world.place(_turn(first, (1000 + talk, 290), (2000 + talk, 300)))
+        world.store("a", first)
+        if talk < LIKELY[0]:
+            world.store("a", [*first, *answer])
+            rank.tell_after(ask(first).prompt.keys[BLOCK][-1], world.now)
+        world.brain.release(booking.id, outcome(usage=usage, input_tokens=300))
+        names = ((1000 + talk, 290), (3000 + talk, 312), (4000 + talk, 332))
+        booking = world.place(_turn([*first, *answer, *more], *names))
+        world.brain.release(booking.id, outcome(finish="client_gone"))
+    assert booking.predicted_hit_tokens == hit_tokens
+
+
+@pytest.mark.parametrize(
+    "ended", [{"finish": "client_gone"}, {"usage": None}, {"attempts": 2}, {"usage": Usage(301, 10)}, {}]
+)
+def test_an_answer_is_noted_that_ended_whole_at_the_first_attempt(ended: dict[str, Any]) -> None:
+    world = World("a", tells_answers_late=True)
+    booking = world.place(_turn([1] * 300, (1, 290), (2, 300)))
+    world.brain.release(booking.id, outcome(**({"usage": Usage(300, 10), "input_tokens": 300} | ended)))
+    assert len(world.brain._answers) == (not ended)
 
 
 def test_the_event_for_a_prompts_last_block_ends_its_prefill() -> None:

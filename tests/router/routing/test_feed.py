@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from array import array
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -309,6 +310,20 @@ async def test_an_event_for_a_prompts_last_block_ends_its_prefill() -> None:
         engine.publish(batch(1, stored(PROMPT[4:], parent=1, first=2)))
         await until(lambda: not booked.prefills)
         assert booked.requests == 1
+
+
+async def test_of_an_engine_that_tells_late_is_kept_which_blocks_were_continued() -> None:
+    engine = FakeEngine(tells_answers_late=True)
+    async with World(engine) as world:
+        await until(lambda: world.rank().slot)
+        keys = chain(root_key(SECRET, "m", None, None), array("I", PROMPT), BLOCK)
+        engine.publish(batch(0, stored(PROMPT[:4])))
+        engine.publish(batch(1, stored(PROMPT[4:], parent=1, first=2)))
+        await until(lambda: world.held(PROMPT) == 8)
+        assert 0 < world.rank().told_after(keys[0]) <= world.clock()
+        assert world.rank().told_after(keys[1]) == -math.inf
+        world.rank().take(instance(), EngineFacts(served=("m",)))
+        assert world.rank().told_after(keys[0]) == -math.inf
 
 
 # --- ranks
