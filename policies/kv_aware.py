@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from policies.terms import (
     STALE_LOAD_S,
+    copied_tokens,
     late_ms,
     memory_ms,
     money,
@@ -57,10 +58,14 @@ class KvAware:
         """
         w_queue, w_prefill, w_neighbours, w_duplication, w_decode, w_crowding, w_memory, w_price = self._by_term
         tokens, output, objective = snapshot.tokens, snapshot.output_tokens, snapshot.ttft_slo_ms
-        best = 0
+        best, sent = 0, False
         for candidate in snapshot.candidates:
             if candidate.hit_tokens > best:
                 best = candidate.hit_tokens
+            if candidate.expected_tokens:
+                sent = True
+        if sent:  # seldom: else the best hit is what there is to copy
+            best = copied_tokens(snapshot.candidates)
         costs: list[Cost] = []
         late: list[float] = []
         for candidate in snapshot.candidates:
@@ -85,7 +90,7 @@ class KvAware:
             step = rates.c0_ms + rates.c3_ms * context + rates.c4_ms * (batch + 1)
             queue, prefill, decode = w_queue * queue, w_prefill * own, w_decode * (output * step)
             neighbours = w_neighbours * (own * batch) if batch else 0.0
-            duplication = w_duplication * (c1 * missing + c2 * missing * (best - missing / 2)) if missing else 0.0
+            duplication = w_duplication * (c1 * missing + c2 * missing * (best - missing / 2)) if missing > 0 else 0.0
             crowding = w_crowding * (output * (rates.c3_ms * tokens + rates.c4_ms) * requests)
             full = capacity and pinned + tokens + output > capacity
             memory = w_memory * memory_ms(snapshot, candidate, pinned=pinned) if full else 0.0

@@ -7,13 +7,17 @@ for vLLM 0.24).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from router.core import Candidate, Snapshot
 
 STALE_LOAD_S = 5.0
 """An engine's word about itself that is older than this says nothing about now: it is polled about once a second."""
 
+
+SHORT_TOKENS = 16_384
+"""Two steps of vLLM's default size. To compute a longer prompt twice keeps an engine busy for too long, for the tenth
+of a second at most that siblings gain."""
 
 SLO_GAP_MS = 10.0
 """How far behind all others whoever is late begins: by more than costs may differ and still be a tie."""
@@ -119,10 +123,24 @@ def memory_ms(snapshot: Snapshot, candidate: Candidate, *, pinned: float) -> flo
     return candidate.rates.prefill_ms(min(over, capacity), capacity)
 
 
-def duplication_ms(candidate: Candidate, best_hit_tokens: int) -> float:
+def copied_tokens(candidates: Sequence[Candidate]) -> int:
+    """The most that any of them holds of a prompt: so much of it another would have a second copy of.
+
+    What is only being computed somewhere counts as held there, unless it is short and at least half of them have no
+    prompt to compute: then siblings need not wait for the first of them and for each other's ends, and compute it
+    beside it on engines that have nothing to do.
+    """
+    most = max([candidate.hit_tokens for candidate in candidates], default=0)
+    idle = sum([not candidate.booked_prefills for candidate in candidates])
+    if most > SHORT_TOKENS or 2 * idle < len(candidates):
+        return most
+    return max([candidate.hit_tokens - candidate.expected_tokens for candidate in candidates], default=0)
+
+
+def duplication_ms(candidate: Candidate, copied_tokens: int) -> float:
     """Prefill of what another candidate already holds: a second copy pushes out other blocks (Preble, 2407.00023)."""
-    missing = best_hit_tokens - candidate.hit_tokens
-    return candidate.rates.prefill_ms(missing, best_hit_tokens) if missing > 0 else 0.0
+    missing = copied_tokens - candidate.hit_tokens
+    return candidate.rates.prefill_ms(missing, copied_tokens) if missing > 0 else 0.0
 
 
 def decode_share_ms(snapshot: Snapshot, candidate: Candidate, *, decoding: int) -> float:

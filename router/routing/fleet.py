@@ -95,6 +95,8 @@ class Rank:
         "lacks",
         "last_seq",
         "load",
+        "owed_at",
+        "owed_s",
         "peers",
         "price_per_hour",
         "rank",
@@ -143,6 +145,8 @@ class Rank:
         self.suspected = 0  # times in a row
         self.window = inf  # requests of ours at a time
         self.load = Load(at=now)
+        self.owed_s = 0.0  # by prefills to those who decode, as it was at `owed_at` (room_rule.py)
+        self.owed_at = now
         self.fresh_tokens_then = 0  # what we had booked when it told that load
         self.peers: tuple[Rank, ...] = ()  # further ranks that a request sent here may end up on
         self.booked: Booked[Any] = Booked()

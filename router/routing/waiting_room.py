@@ -260,12 +260,22 @@ class WaitingRoom:
         """A prefill of ours is over on `rank`, or given up."""
         if not self.waiting:
             return
-        instance = rank.instance
-        pressure = self.rule.pressure(self._waiting_ms(instance.model), len(self._desk.ranks(instance.model, None)))
-        rested = now + self.rule.rest_s(prefill_ms, self.gap_s, pressure)
+        rested = now + self._rest_s(rank, prefill_ms / 1e3, now)
         if rested > self._rested.get(rank.target, -inf):
             self._rested[rank.target] = rested
         self.wake(now)
+
+    def _rest_s(self, rank: Rank, prefill_s: float, now: float) -> float:
+        """How long it rests after a prefill, which is added to what those who decode there are owed."""
+        rule, booked, rates, engines = self.rule, rank.booked, rank.factor.rates, 1 + len(rank.peers)
+        decoding = booked.requests - len(booked.prefills)
+        if decoding <= engines:  # it was in nobody's way
+            return 0.0
+        context = booked.kv_tokens * decoding / booked.requests
+        share = rule.prefill_share(rates.c0_ms + (rates.c3_ms * context + rates.c4_ms * decoding) / engines)
+        rank.owed_s = rule.owed_s(rank.owed_s, now - rank.owed_at, prefill_s / engines, share)
+        rank.owed_at = now
+        return rule.rest_s(rank.owed_s, share, self.gap_s)
 
     def answered(self, tenant: str, work_ms: float) -> None:
         """A request of the tenant is over, which took so much beyond its prefill."""

@@ -150,6 +150,34 @@ def test_kv_aware_copies_a_hot_prefix_where_its_answers_would_hold_each_other_up
     assert sum(count > 0 for count in served) == engines
 
 
+def siblings(requests: int, *, busy: int, tokens: int = 6_000) -> list[int]:
+    """How many of so many equal requests at once each of eight engines gets, `busy` of which compute another prompt."""
+    rates, chooser = Rates(), policy(KvAware)
+    queued_ms, served, tail = [5_000.0] * busy + [0.0] * (8 - busy), [0] * 8, 112
+    for _ in range(requests):
+        states = [
+            {
+                "booked_prefill_ms": queued_ms[i],
+                "booked_requests": served[i] + (i < busy),
+                "booked_prefills": served[i] + (i < busy),
+                "hit_tokens": tokens - tail if served[i] else 0,
+                "expected_tokens": tokens - tail if served[i] else 0,
+            }
+            for i in range(8)
+        ]
+        chosen = "abcdefgh".index(best(chooser, shot(*states, tokens=tokens)))
+        queued_ms[chosen] += rates.prefill_ms(tail if served[chosen] else tokens, tokens)
+        served[chosen] += 1
+    return served
+
+
+def test_kv_aware_lets_siblings_compute_their_prompt_beside_each_other_while_half_of_the_engines_are_idle() -> None:
+    assert sorted(siblings(8, busy=0), reverse=True) == [2, 2, 2, 1, 1, 0, 0, 0]
+    assert sorted(siblings(8, busy=3)[3:], reverse=True) == [4, 4, 0, 0, 0]
+    assert sorted(siblings(8, busy=5)[5:], reverse=True) == [8, 0, 0]  # they follow the first
+    assert sorted(siblings(8, busy=0, tokens=17_000), reverse=True)[:2] == [8, 0]  # too long for it
+
+
 def test_kv_aware_copies_sooner_the_less_a_copy_weighs() -> None:
     spread = [
         sum(count > 0 for count in together(policy(KvAware, duplication=weight, crowding=0.0), 20, own_tokens=500))

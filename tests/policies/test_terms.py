@@ -128,6 +128,31 @@ def test_memory_is_what_does_not_fit_computed_again(state: dict[str, Any], over:
     assert cost == pytest.approx(expected)
 
 
+SENT = {"hit_tokens": 4000, "expected_tokens": 3000, "booked_prefills": 1}
+WORKS = {"booked_prefills": 1}
+
+
+@pytest.mark.parametrize(
+    ("states", "copied"),
+    [
+        ([], 0),
+        ([{}, {}], 0),
+        ([{"hit_tokens": 1000}, {"hit_tokens": 3000}], 3000),
+        ([SENT, {}], 1000),  # one of two has nothing to do: what is only under way does not count
+        ([SENT, WORKS], 4000),
+        ([SENT, WORKS, {}], 4000),
+        ([SENT, WORKS, {}, {}], 1000),
+        ([SENT, {"hit_tokens": 2000}], 2000),  # but what is held does
+        ([{"hit_tokens": 16_384, "expected_tokens": 16_384, "booked_prefills": 1}, {}], 0),
+        ([{"hit_tokens": 16_385, "expected_tokens": 16_385, "booked_prefills": 1}, {}], 16_385),  # too long for it
+    ],
+)
+def test_what_is_only_being_computed_is_no_copy_while_half_of_the_engines_are_idle(
+    states: list[dict[str, Any]], copied: int
+) -> None:
+    assert terms.copied_tokens([candidate(**state) for state in states]) == copied
+
+
 @pytest.mark.parametrize(("best", "hit", "missing"), [(0, 0, 0), (4000, 4000, 0), (4000, 1000, 3000), (1000, 4000, 0)])
 def test_duplication_is_the_prefill_of_what_another_holds(best: int, hit: int, missing: int) -> None:
     expected = RATES.prefill_ms(missing, best) if missing else 0

@@ -29,11 +29,12 @@ held = st.sampled_from([{}, {"gpu": 3200}, {"gpu": 160, "host": 6400}, {"gpu": 0
 
 @st.composite
 def candidates(draw: st.DrawFn, prompt_tokens: int) -> Candidate:
-    booked = draw(few)
+    booked, hit = draw(few), draw(st.integers(0, prompt_tokens - 1))
     return Candidate(
         "a",
         0,
-        hit_tokens=draw(st.integers(0, prompt_tokens - 1)),
+        hit_tokens=hit,
+        expected_tokens=draw(st.just(0) | st.integers(0, hit)),
         held_tokens=draw(held),
         booked_requests=booked,
         booked_prefills=draw(st.integers(0, booked)),
@@ -63,7 +64,6 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 
 
 def by_terms(snapshot: Snapshot, candidate: Candidate, weights: dict[str, float]) -> dict[str, float]:
-    best = max(each.hit_tokens for each in snapshot.candidates)
     own, batch, pinned = (
         terms.prefill_ms(snapshot, candidate),
         terms.decoding(candidate),
@@ -73,7 +73,7 @@ def by_terms(snapshot: Snapshot, candidate: Candidate, weights: dict[str, float]
         "queue": terms.queue_ms(snapshot, candidate),
         "prefill": own,
         "neighbours": terms.neighbours_ms(own, batch),
-        "duplication": terms.duplication_ms(candidate, best),
+        "duplication": terms.duplication_ms(candidate, terms.copied_tokens(snapshot.candidates)),
         "decode": terms.decode_ms(snapshot, candidate, pinned=pinned, decoding=batch),
         "crowding": terms.crowding_ms(snapshot, candidate),
         "memory": terms.memory_ms(snapshot, candidate, pinned=pinned),

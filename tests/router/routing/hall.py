@@ -22,7 +22,7 @@ from tests.timers import Timers
 RATES = Rates(c0_ms=0.0, c1_ms=0.1, c2_ms=0.0)
 BLOCK = 16
 REST_S = 0.085
-"""After a prefill of 85 ms or more: 100 ms less the signal's 15."""
+"""The longest: 100 ms less the signal's 15."""
 
 
 class Seat:

@@ -133,32 +133,65 @@ def test_what_is_waited_for_is_the_work_beyond_what_an_engine_takes(tokens: int,
 
 
 @pytest.mark.parametrize(
-    ("prefill_ms", "rest_s"),
-    [(0.0, 0.0), (40.0, 0.04), (85.0, 0.085), (86.0, 0.085), (10_000.0, 0.085)],
+    ("step_ms", "share"),
+    [(0.0, 1.0), (9.0, 0.8), (22.5, 0.5), (45.0, 0.0), (90.0, -1.0)],  # of 45 ms a token
 )
-def test_an_engine_rests_as_long_as_the_prefill_took_and_at_most_100_ms_less_the_signals_delay(
-    prefill_ms: float, rest_s: float
-) -> None:
-    assert RULE.rest_s(prefill_ms, 0.1, 1.0) == pytest.approx(rest_s)
-
-
-def test_a_signal_that_takes_longer_than_the_gap_leaves_no_rest() -> None:
-    assert RoomRule(signal_delay_s=0.1).rest_s(1_000.0, 0.1, 1.0) == 0.0
-    assert RoomRule(signal_delay_s=0.25).rest_s(1_000.0, 0.1, 1.0) == 0.0
-    assert RULE.rest_s(1_000.0, 0.015, 1.0) == RULE.rest_s(1_000.0, 0.0, 1.0) == 0.0
-
-
-def test_half_a_gap_factor_halves_the_rest_after_short_prompts_only() -> None:
-    rule = RoomRule(gap_factor=0.5)
-    assert rule.rest_s(40.0, 0.1, 1.0) == pytest.approx(0.02)
-    assert rule.rest_s(1_000.0, 0.1, 1.0) == pytest.approx(0.085)
+def test_prefills_may_take_the_time_that_the_pace_of_those_who_decode_leaves(step_ms: float, share: float) -> None:
+    assert RULE.prefill_share(step_ms) == pytest.approx(share)
 
 
 @pytest.mark.parametrize(
-    ("pressure", "rest_s"), [(0.0, 0.0), (0.125, 0.0425), (0.25, 0.085), (0.26, 0.085), (1.0, 0.085)]
+    ("owed_s", "elapsed_s", "prefill_s", "share", "after_s"),
+    [
+        (0.0, 10.0, 0.3, 0.5, 0.3),  # what has not been used is not saved up
+        (0.5, 0.0, 0.3, 0.5, 0.8),
+        (0.5, 0.4, 0.3, 0.5, 0.6),  # 0.4 s pay for 0.2
+        (0.5, 1.0, 0.3, 0.5, 0.3),
+        (0.5, 1.0, 0.3, -1.0, 0.8),  # nothing is paid where decoding alone is too slow
+        (1.0, 0.0, 5.0, 0.5, 1.2),  # two rests of 100 ms at most beyond the second that is free
+    ],
 )
-def test_with_little_waiting_an_engine_rests_less(pressure: float, rest_s: float) -> None:
-    assert RULE.rest_s(1_000.0, 0.1, pressure) == pytest.approx(rest_s)
+def test_those_who_decode_are_owed_what_prefills_take_beyond_their_share(
+    owed_s: float, elapsed_s: float, prefill_s: float, share: float, after_s: float
+) -> None:
+    assert RULE.owed_s(owed_s, elapsed_s, prefill_s, share) == pytest.approx(after_s)
+
+
+@pytest.mark.parametrize(
+    ("owed_s", "share", "rest_s"),
+    [
+        (0.0, 0.5, 0.0),
+        (1.0, 0.5, 0.0),  # the second that is free
+        (1.0075, 0.5, 0.0),  # 15 ms: over when we hear of it
+        (1.03, 0.5, 0.045),  # 60 ms, less the signal's 15
+        (1.05, 0.5, 0.085),
+        (1.2, 0.5, 0.085),  # 100 ms at most
+        (1.03, 1.0, 0.015),
+        (1.2, 0.0, 0.0),  # no rest would bring them to their pace
+        (1.2, -1.0, 0.0),
+    ],
+)
+def test_an_engine_rests_until_what_is_owed_is_paid_if_that_can_be(owed_s: float, share: float, rest_s: float) -> None:
+    assert RULE.rest_s(owed_s, share, 0.1) == pytest.approx(rest_s)
+
+
+def test_where_engines_rest_as_owed_decoding_keeps_its_pace() -> None:
+    """Prefills of 60 ms, one after the other; who decodes gets a token by each of them and one each 20 ms of rest."""
+    rule, step_s, prefill_s = RoomRule(signal_delay_s=0.0), 0.02, 0.06
+    share, owed_s, elapsed_s, tokens, took_s = rule.prefill_share(20.0), 0.0, 0.0, 0.0, 0.0
+    for number in range(400):
+        owed_s = rule.owed_s(owed_s, elapsed_s, prefill_s, share)
+        rest_s = rule.rest_s(owed_s, share, rule.gap_s)
+        elapsed_s = prefill_s + step_s + rest_s
+        if number >= 100:  # the free second is over
+            tokens, took_s = tokens + 1 + rest_s / step_s, took_s + elapsed_s
+    assert took_s / tokens == pytest.approx(0.045, rel=0.01)
+
+
+def test_a_signal_that_takes_longer_than_the_gap_leaves_no_rest() -> None:
+    assert RoomRule(signal_delay_s=0.1).rest_s(1.2, 0.5, 0.1) == 0.0
+    assert RoomRule(signal_delay_s=0.25).rest_s(1.2, 0.5, 0.1) == 0.0
+    assert RULE.rest_s(1.2, 0.5, 0.015) == RULE.rest_s(1.2, 0.5, 0.0) == 0.0
 
 
 @pytest.mark.parametrize(

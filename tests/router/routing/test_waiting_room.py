@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core import Rates
 from router.errors import NoEngine, RoomFull, WaitedTooLong
+from router.routing.fleet import Rank
 from router.routing.room_rule import RoomRule
 from router.routing.waiting_room import LOOK_AGAIN_S, RoomLimits
-from tests.router.routing.hall import REST_S, Hall, Seat, named
+from tests.router.routing.hall import RATES, REST_S, Hall, Seat, named
 
 # --- at light load
 
@@ -44,45 +47,82 @@ def test_an_engine_takes_whatever_comes_while_it_is_free() -> None:
 # --- a first token, a rest, the next one
 
 
-def test_after_a_first_token_the_engine_rests_and_then_takes_the_next() -> None:
+def decoding_hall(*, owed_s: float, engines: int = 1, step_ms: float = 0.0, **rule: Any) -> Hall:
+    """Two answers decode on each engine, whose step takes so long, and so much is owed to them."""
+    hall = Hall(*"abcdefgh"[:engines], rule=RoomRule(**rule))
+    for engine in hall.all:
+        rates = msgspec.structs.replace(RATES, c0_ms=step_ms, c3_ms=0.0, c4_ms=0.0)
+        hall.add(engine, rates=rates)
+        for _ in range(2):
+            hall.free(hall.occupy(engine, 10))
+        hall.all[engine].owed_s = owed_s
+    return hall
+
+
+def test_after_a_first_token_an_engine_takes_the_next_at_once_if_nobody_else_decodes_there() -> None:
     hall = Hall("a")
+    hall.all["a"].owed_s = 1.2
     first = hall.ask("first", 4_000)
     second = hall.ask("second", 4_000)
     third = hall.ask("third", 4_000)
     hall.run_until(0.4)
     hall.first_token(first)
     hall.run_until(2.0)
-    assert second.placed_at == pytest.approx(0.4 + REST_S)
+    assert second.placed_at == 0.4
     assert third.waits  # 4,000 tokens are under way again
     assert (hall.room.stats.placed, hall.room.stats.placed_at_once) == (1, 1)
-    assert hall.room.stats.longest_wait_s == pytest.approx(0.4 + REST_S)
+    assert hall.room.stats.longest_wait_s == pytest.approx(0.4)
     assert hall.room.oldest_s(hall.now) == 2.0
 
 
-def test_the_rest_after_a_short_prefill_is_as_short() -> None:
-    hall = Hall("a", rule=RoomRule(free_tokens=500))
-    first, second = hall.ask("first", 500), hall.ask("second", 5_000)
-    hall.run_until(0.05)
-    hall.first_token(first)
-    hall.run_until(1.0)
-    assert second.placed_at == pytest.approx(0.05 + 0.05)  # 500 tokens are 50 ms
-
-
 @pytest.mark.parametrize(
-    ("waits", "rest_s"),
+    ("owed_s", "step_ms", "rest_s"),
     [
-        (625, REST_S / 2),  # 62.5 ms of the 125 from which on an engine rests as long as it may
-        (1_250, REST_S),
-        (9_000, REST_S),
+        (0.0, 0.0, 0.0),  # 0.4 s of prefill are owed: less than the second that is free
+        (1.0, 0.0, 0.0),  # 0.6 after 0.4 s of nothing else, and 0.4 again
+        (1.05, 0.0, 0.035),  # 0.65 and 0.4: 50 ms, less the signal's 15
+        (1.2, 0.0, REST_S),
+        (1.05, 22.5, REST_S),  # half of the time pays: 0.85 and 0.4
+        (0.83, 22.5, 0.045),  # 0.63 and 0.4: 30 ms at half
+        (1.2, 45.0, 0.0),  # a step takes as long as a token may: no rest would help
     ],
 )
-def test_the_less_waits_the_shorter_the_rest(waits: int, rest_s: float) -> None:
-    hall = Hall("a")
-    first, second = hall.ask("first", 9_000), hall.ask("second", waits)
-    hall.run_until(0.9)
+def test_after_a_first_token_the_engine_rests_for_those_who_decode_there_and_then_takes_the_next(
+    owed_s: float, step_ms: float, rest_s: float
+) -> None:
+    hall = decoding_hall(owed_s=owed_s, step_ms=step_ms)
+    first, second = hall.ask("first", 4_000), hall.ask("second", 4_000)
+    hall.run_until(0.4)
     hall.first_token(first)
     hall.run_until(2.0)
-    assert second.placed_at == pytest.approx(0.9 + rest_s)
+    assert second.placed_at == pytest.approx(0.4 + rest_s)
+
+
+def test_what_is_owed_to_those_who_decode_grows_prefill_by_prefill() -> None:
+    """Four prefills of 0.4 s in a row, while prefills may take half of the time: 0.2 s more each time."""
+    hall = decoding_hall(owed_s=0.0, step_ms=22.5)
+    seats = [hall.ask(f"r{number}", 4_000) for number in range(5)]
+    owed = []
+    for seat in seats[:4]:
+        placed_at = hall.now
+        hall.run_until(placed_at + 0.4)
+        hall.first_token(seat)
+        owed.append(hall.all["a"].owed_s)
+        hall.settle()
+    assert owed == pytest.approx([0.4, 0.6, 0.8, 1.0])
+
+
+def test_ranks_that_cannot_be_told_apart_share_what_is_owed() -> None:
+    """Two behind one target: 0.8 s of prefill hold up each of them for 0.4."""
+    hall = decoding_hall(owed_s=1.0)
+    rank = hall.all["a"]
+    rank.peers = (Rank(rank.instance, 1, rates=RATES, now=0.0),)
+    hall.free(hall.occupy("a", 10))
+    first = hall.ask("first", 8_000)
+    hall.ask("second", 8_000)
+    hall.run_until(0.4)
+    hall.first_token(first)  # the fourth to decode
+    assert rank.owed_s == pytest.approx(1.0)  # 0.6 and 0.4
 
 
 def test_who_finds_an_empty_line_does_not_wait_for_a_rest() -> None:
@@ -95,7 +135,7 @@ def test_who_finds_an_empty_line_does_not_wait_for_a_rest() -> None:
 
 
 def test_the_end_of_an_answer_makes_no_second_rest() -> None:
-    hall = Hall("a", rule=RoomRule(gap_s=0.5))
+    hall = decoding_hall(owed_s=9.0, gap_s=0.5)
     first = hall.ask("first", 9_000)
     hall.ask("second", 9_000)
     hall.run_until(0.9)
@@ -111,7 +151,7 @@ def test_a_prefill_given_up_makes_room() -> None:
     first, second = hall.ask("first", 9_000), hall.ask("second", 9_000)
     hall.end(first)
     hall.run_until(1.0)
-    assert second.placed_at == pytest.approx(REST_S)
+    assert second.placed_at == 0.0
 
 
 def test_an_answer_that_is_not_streamed_makes_room_by_its_estimate() -> None:
@@ -120,7 +160,7 @@ def test_an_answer_that_is_not_streamed_makes_room_by_its_estimate() -> None:
     second = hall.ask("second", 4_000)
     hall.run_until(3.0)
     assert second.placed_at is not None
-    assert 0.4 + REST_S <= second.placed_at <= 0.45 + REST_S  # deadlines lie in ticks of 50 ms
+    assert 0.4 <= second.placed_at <= 0.45  # deadlines lie in ticks of 50 ms
 
 
 def after_answers(hall: Hall, *, ttft_s: float, tpot_s: float, solo_s: float = 0.25, answers: int = 5) -> float | None:
@@ -137,22 +177,22 @@ def after_answers(hall: Hall, *, ttft_s: float, tpot_s: float, solo_s: float = 0
 @pytest.mark.parametrize(
     ("ttft_s", "tpot_s", "rest_s"),
     [
-        (1.5, 0.05, REST_S - 5 * 0.0008),  # neither: 1 s and twice 0.25 are in time, 50 ms are no slower than wanted
-        (1.501, 0.05, REST_S - 5 * 0.0048),
+        (1.5, 0.05, REST_S - 5 * 0.0002),  # neither: 1 s and twice 0.25 are in time, 50 ms are no slower than wanted
+        (1.501, 0.05, REST_S - 5 * 0.0012),
         (1.5, 0.051, REST_S),  # there is no longer one
-        (1.501, 0.051, REST_S - 5 * 0.0008),
+        (1.501, 0.051, REST_S - 5 * 0.0002),
     ],
 )
 def test_the_rest_follows_what_answers_took(ttft_s: float, tpot_s: float, rest_s: float) -> None:
-    assert after_answers(Hall("a"), ttft_s=ttft_s, tpot_s=tpot_s) == pytest.approx(rest_s)
+    assert after_answers(decoding_hall(owed_s=9.0), ttft_s=ttft_s, tpot_s=tpot_s) == pytest.approx(rest_s)
 
 
 def test_a_rest_that_has_gone_comes_back_with_slow_answers() -> None:
-    hall = Hall("a")
+    hall = decoding_hall(owed_s=9.0)
     for _ in range(100):
         hall.room.timed(ttft_s=9.0, tpot_s=0.01, solo_s=0.1)
     assert hall.room.gap_s == 0.0
-    assert after_answers(hall, ttft_s=1.0, tpot_s=0.1, answers=10) == pytest.approx(10 * 0.0032 - 0.015)
+    assert after_answers(hall, ttft_s=1.0, tpot_s=0.1, answers=40) == pytest.approx(40 * 0.0008 - 0.015)
 
 
 def test_what_one_turn_of_the_loop_brings_is_looked_at_once() -> None:
@@ -303,7 +343,7 @@ def test_a_request_waits_for_the_busy_engine_that_has_its_cache() -> None:
     hall.run_until(0.6)
     hall.free(1)
     hall.run_until(1.0)
-    assert (seat.on, seat.placed_at) == ("a", pytest.approx(0.6 + 0.8 * REST_S))  # 200 of 250 ms wait
+    assert (seat.on, seat.placed_at) == ("a", 0.6)
     hall.nothing_left()
 
 
@@ -403,7 +443,7 @@ def test_the_held_come_out_in_the_order_of_the_line() -> None:
     hall, large, _small = crowded_hall()
     third = hall.ask("third", 2_500, prefix=2)
     hall.free(1)
-    hall.run_until(REST_S)
+    hall.settle()
     assert named(hall.order) == ["small", "third"]  # 1,000 and 1,500 tokens: then a has 2,500 under way
     assert third.on == "a"
     assert large.held_for() == ("a", 0)
@@ -507,7 +547,7 @@ def test_siblings_leave_together_for_the_same_engine() -> None:
     hall.first_token(first)
     hall.run_until(0.2)
     assert {seat.on for seat in family} == {first.on}
-    assert [seat.placed_at for seat in family] == [pytest.approx(REST_S)] * 4
+    assert [seat.placed_at for seat in family] == [0.0] * 4
     assert len(hall.room) == 1
 
 
@@ -820,7 +860,7 @@ def test_a_timer_that_comes_early_is_no_reason_to_stop_looking() -> None:
     hall.run_until(0.9)
     hall.first_token(first)
     hall.run_until(2.0)
-    assert second.placed_at == pytest.approx(0.9 + REST_S, abs=0.0002)
+    assert second.placed_at == pytest.approx(0.9, abs=0.0002)
 
 
 # --- much waits
