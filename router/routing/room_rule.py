@@ -46,6 +46,7 @@ class RoomRule(msgspec.Struct, frozen=True):
     hold: bool = True
     hold_factor: float = 1.3  # what an engine has still to do takes so much longer: it decodes meanwhile
     hold_slack_s: float = 0.05  # nobody is held for less
+    rest_pressure: float = 0.25  # from here on an engine rests as long as the gap says
     full_pressure_s: float = 0.5  # waiting work per engine at which the pressure is 1
     eagerness_min: float = 2.0  # λ while nobody waits: a second copy also pushes out what others would have hit
     eagerness_max: float = 10.0  # λ at full pressure
@@ -93,11 +94,15 @@ class RoomRule(msgspec.Struct, frozen=True):
         paid_s = share * elapsed_s if share > 0 else 0.0
         return min(max(0.0, owed_s - paid_s) + prefill_s, self.owed_free_s + 2 * self.gap_s)
 
-    def rest_s(self, owed_s: float, share: float, gap_s: float) -> float:
-        """How long an engine rests that has just finished a prefill, from when that is known here."""
+    def rest_s(self, owed_s: float, share: float, gap_s: float, pressure: float) -> float:
+        """How long an engine rests that has just finished a prefill, from when that is known here.
+
+        With little waiting there will be pauses enough by themselves.
+        """
         if share <= 0:
             return 0.0
-        return max(0.0, min(gap_s, (owed_s - self.owed_free_s) / share) - self.signal_delay_s)
+        longest = min(gap_s, (owed_s - self.owed_free_s) / share) - self.signal_delay_s
+        return max(0.0, longest * min(1.0, pressure / self.rest_pressure))
 
     def next_gap_s(self, gap_s: float, *, slow: bool, late: bool) -> float:
         """The gap after an answer: longer if its tokens came too slowly, shorter if its first one came too late."""

@@ -275,7 +275,9 @@ class WaitingRoom:
         share = rule.prefill_share(rates.c0_ms + (rates.c3_ms * context + rates.c4_ms * decoding) / engines)
         rank.owed_s = rule.owed_s(rank.owed_s, now - rank.owed_at, prefill_s / engines, share)
         rank.owed_at = now
-        return rule.rest_s(rank.owed_s, share, self.gap_s)
+        model = rank.instance.model
+        pressure = rule.pressure(self._waiting_ms(model), len(self._desk.ranks(model, None)))
+        return rule.rest_s(rank.owed_s, share, self.gap_s, pressure)
 
     def answered(self, tenant: str, work_ms: float) -> None:
         """A request of the tenant is over, which took so much beyond its prefill."""

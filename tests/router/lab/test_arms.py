@@ -55,9 +55,9 @@ def test_in_the_order_of_arrival_nobody_has_a_head_start() -> None:
 
 def test_without_gaps_engines_take_the_next_at_once_and_all_else_is_as_in_the_room() -> None:
     found = rule("gapless")
-    assert found.rest_s(9.0, 0.5, found.gap_s) == 0.0
+    assert found.rest_s(9.0, 0.5, found.gap_s, 1.0) == 0.0
     assert found == RoomRule(gap_s=0.0)
-    assert RoomRule().rest_s(9.0, 0.5, RoomRule().gap_s) > 0.0
+    assert RoomRule().rest_s(9.0, 0.5, RoomRule().gap_s, 1.0) > 0.0
 
 
 def test_a_policy_may_be_named_by_module_and_attribute() -> None:

@@ -172,7 +172,14 @@ def test_those_who_decode_are_owed_what_prefills_take_beyond_their_share(
     ],
 )
 def test_an_engine_rests_until_what_is_owed_is_paid_if_that_can_be(owed_s: float, share: float, rest_s: float) -> None:
-    assert RULE.rest_s(owed_s, share, 0.1) == pytest.approx(rest_s)
+    assert RULE.rest_s(owed_s, share, 0.1, 1.0) == pytest.approx(rest_s)
+
+
+@pytest.mark.parametrize(
+    ("pressure", "rest_s"), [(0.0, 0.0), (0.125, 0.0425), (0.25, 0.085), (0.26, 0.085), (1.0, 0.085)]
+)
+def test_with_little_waiting_an_engine_rests_less(pressure: float, rest_s: float) -> None:
+    assert RULE.rest_s(1.2, 0.5, 0.1, pressure) == pytest.approx(rest_s)
 
 
 def test_where_engines_rest_as_owed_decoding_keeps_its_pace() -> None:
@@ -181,7 +188,7 @@ def test_where_engines_rest_as_owed_decoding_keeps_its_pace() -> None:
     share, owed_s, elapsed_s, tokens, took_s = rule.prefill_share(20.0), 0.0, 0.0, 0.0, 0.0
     for number in range(400):
         owed_s = rule.owed_s(owed_s, elapsed_s, prefill_s, share)
-        rest_s = rule.rest_s(owed_s, share, rule.gap_s)
+        rest_s = rule.rest_s(owed_s, share, rule.gap_s, 1.0)
         elapsed_s = prefill_s + step_s + rest_s
         if number >= 100:  # the free second is over
             tokens, took_s = tokens + 1 + rest_s / step_s, took_s + elapsed_s
@@ -189,9 +196,9 @@ def test_where_engines_rest_as_owed_decoding_keeps_its_pace() -> None:
 
 
 def test_a_signal_that_takes_longer_than_the_gap_leaves_no_rest() -> None:
-    assert RoomRule(signal_delay_s=0.1).rest_s(1.2, 0.5, 0.1) == 0.0
-    assert RoomRule(signal_delay_s=0.25).rest_s(1.2, 0.5, 0.1) == 0.0
-    assert RULE.rest_s(1.2, 0.5, 0.015) == RULE.rest_s(1.2, 0.5, 0.0) == 0.0
+    assert RoomRule(signal_delay_s=0.1).rest_s(1.2, 0.5, 0.1, 1.0) == 0.0
+    assert RoomRule(signal_delay_s=0.25).rest_s(1.2, 0.5, 0.1, 1.0) == 0.0
+    assert RULE.rest_s(1.2, 0.5, 0.015, 1.0) == RULE.rest_s(1.2, 0.5, 0.0, 1.0) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,23 @@ def test_after_a_first_token_the_engine_rests_for_those_who_decode_there_and_the
     assert second.placed_at == pytest.approx(0.4 + rest_s)
 
 
+@pytest.mark.parametrize(
+    ("waits", "rest_s"),
+    [
+        (625, REST_S / 2),  # 62.5 ms of the 125 from which on an engine rests as long as it may
+        (1_250, REST_S),
+        (9_000, REST_S),
+    ],
+)
+def test_the_less_waits_the_shorter_the_rest(waits: int, rest_s: float) -> None:
+    hall = decoding_hall(owed_s=9.0)
+    first, second = hall.ask("first", 9_000), hall.ask("second", waits)
+    hall.run_until(0.9)
+    hall.first_token(first)
+    hall.run_until(2.0)
+    assert second.placed_at == pytest.approx(0.9 + rest_s)
+
+
 def test_what_is_owed_to_those_who_decode_grows_prefill_by_prefill() -> None:
     """Four prefills of 0.4 s in a row, while prefills may take half of the time: 0.2 s more each time."""
     hall = decoding_hall(owed_s=0.0, step_ms=22.5)
