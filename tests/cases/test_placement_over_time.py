@@ -235,9 +235,9 @@ class TestUnequalEngines:
                 id="in_the_room_as_fast",
                 marks=pytest.mark.xfail(
                     strict=True,
-                    reason="of a prompt that an engine was sent just before it told its load, neither that load nor what "
-                    "was booked since says anything: once in 600 requests it gets one too many, for 4 ms. To count it "
-                    "twice instead costs 4 points of goodput after an overload",
+                    reason="of a prompt that an engine was sent just before it told its load, neither that load nor "
+                    "what was booked since says anything: once in 600 requests it gets one too many, for 4 ms. To "
+                    "count it twice instead costs 4 points of goodput after an overload",
                 ),
             ),
             pytest.param(
