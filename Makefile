@@ -47,7 +47,7 @@ fix: $(VENV)/.dev       ## formats and mends what can be mended
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.dev     ## speed of every hot step, each beside its baseline (about 7 minutes)
+bench: $(VENV)/.dev     ## speed of every hot step, each beside its baseline (about 8 minutes)
 	$(BIN)/python -m tests.bench $(ARGS)
 
 bench-policies: $(VENV)/.dev ## all policies on recorded and made workloads, ARGS="--traces FOLDER": what kv_aware promises (about 45 minutes)

@@ -23,6 +23,8 @@ from router.serving.prompt.pieces import Beginning, Begun
 
 SHORTEST = 16 << 10
 """Bytes of a body from which on it is worth it: a shorter one is parsed in some microseconds."""
+LONGEST = 4 << 20
+"""Of a longer one the first time, in which what is remembered is parsed once more, would take the loop too long."""
 MAX_BYTES = 64 << 20
 """Text that is remembered; the same again is what it is worth in memory."""
 _ALIKE = 16  # beginnings of one place: conversations that share a long system prompt do not differ there
@@ -54,7 +56,7 @@ class Beginnings:
 
     def parse(self, body: bytes, domain: str, parse: Parse) -> tuple[dict[str, Any], Beginning | None]:
         """What `parse` makes of a body, and what of it is known. Raises what `parse` does."""
-        if len(body) < self._shortest:
+        if not self._shortest <= len(body) <= LONGEST:
             return parse(body), None
         found = self._find(body, domain)
         fields = _gone_on(found, body) if found is not None else parse(body)
@@ -84,10 +86,10 @@ class Beginnings:
         more = _messages_in(body, start, length) if 0 <= start < length else ()
         if not more:
             return found
-        notes: dict[object, Begun] = {}
-        opening = body[:start]
-        if found is not None:
-            notes, opening = dict(found.notes), found.opening
+        if found is None:
+            opening, notes = body[:start], dict[object, Begun]()
+        else:
+            opening, notes = found.opening, dict(found.notes)
             self._forget(found, body, domain)
         end, digest = body[length - _SAMPLE : length], self._digest(body, length)
         kept = Beginning(length, digest, end, opening, (*known, *more), notes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Unpack
 
 import msgspec
 
@@ -11,7 +11,7 @@ from router.core import Prompt
 from router.errors import BadRequest, Forbidden, NoEngine, UnknownModel
 from router.serving.deadlines import TimeLimits
 from router.serving.failover import FailoverRule
-from router.serving.prompt.pieces import Beginning
+from router.serving.prompt.pieces import ReadFor
 from router.serving.split import Arm
 
 _SHOWN_CHARS = 100
@@ -21,16 +21,7 @@ _JOINING_S = 2.0
 class Prompts(Protocol):
     """Reads the prompts of one model (`serving/prompt`)."""
 
-    async def prepare(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        *,
-        domain: str = "",
-        salt: str | None = None,
-        lora: str | None = None,
-        beginning: Beginning | None = None,
-    ) -> Prompt: ...
+    async def prepare(self, path: str, body: Mapping[str, Any], **read_for: Unpack[ReadFor]) -> Prompt: ...
 
     def is_continued(self, body: Mapping[str, Any], continued: Mapping[str, Any], text: str) -> bool:
         """Whether engines read the chat `continued` as they do `body`, with `text` after it. For a thread."""

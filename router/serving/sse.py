@@ -43,7 +43,7 @@ _FINISHED = re.compile(rb'"finish_reason"\s*+:\s*+"')
 TORN = {"message": "an event is no JSON", "code": 502}
 _TEXT = re.compile(rb'"(?:content|reasoning_content|reasoning|text|arguments)"\s*+:\s*+"')
 _REST_OF_STRING = re.compile(rb'[^"\\\n\r]*+(?:\\.[^"\\\n\r]*+)*+')
-_NOTHING_KNOWN = b"\n"  # no event starts so
+_NOTHING_KNOWN = b"\0"  # whole events end with the end of a line: none is between two of these
 _LEARNED_IN_VAIN = 4
 _HAS_CHOICES = re.compile(rb'"choices"\s*+:\s*+\[\s*+\{')
 
@@ -192,7 +192,7 @@ class SseRelay(EventRelay):
     """The chunks of chat and completions.
 
     Of an answer's chunks nearly all differ in one text alone. What stands around it is remembered from one that was
-    looked at, and the next with the same around it needs no look: four of five µs of a chunk went into those.
+    looked at, and the next with the same around it needs no look. Three quarters of a chunk's time in here were looks.
     """
 
     __slots__ = ("_after", "_before", "_choices", "_finished", "_hide_usage", "_in_vain")
@@ -243,8 +243,10 @@ class SseRelay(EventRelay):
     def _learn(self, event: bytes) -> None:
         self._in_vain += 1
         text = _TEXT.search(event)
-        rest = _REST_OF_STRING.match(event, text.end()) if text is not None else None
-        if text is not None and rest is not None and event.startswith(b'"', rest.end()):
+        if text is None:
+            return
+        rest = _REST_OF_STRING.match(event, text.end())
+        if rest is not None and event.startswith(b'"', rest.end()):
             self._before, self._after = event[: text.end()], event[rest.end() :]
 
     def _look_at_part(self, part: bytes) -> None:

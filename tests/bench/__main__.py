@@ -3,7 +3,7 @@
     python -m tests.bench [NAME …] [--json FILE] [--tokenizer DIR] [--sglang-router PYTHON] [--peers FOLDER]
 
 Runs the named benchmarks, or all but `crowd`, `ledger`, `ledger_chaos` and `reports`, one after the other, each in a
-process of its own: about 7 minutes, and nothing else should run on the machine meanwhile. Each also runs alone
+process of its own: about 8 minutes, and nothing else should run on the machine meanwhile. Each also runs alone
 (`python -m tests.bench.NAME`).
 
 --tokenizer      a folder with a model's tokenizer.json for `decision`; by default the demo's

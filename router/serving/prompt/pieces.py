@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 import msgspec
 
@@ -40,6 +40,15 @@ class Beginning(msgspec.Struct, eq=False):
     opening: bytes
     messages: Sequence[Mapping[str, Any]]
     notes: dict[object, Begun]
+
+
+class ReadFor(TypedDict, total=False):
+    """For whom a prompt is read, and what its body begins with, as one before it did."""
+
+    domain: str
+    salt: str | None
+    lora: str | None
+    beginning: Beginning | None
 
 
 class Asked(msgspec.Struct, frozen=True):

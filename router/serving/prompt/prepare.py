@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Unpack
 
 import msgspec
 import orjson
@@ -36,7 +36,7 @@ from router.serving.prompt.dialect import Dialect
 from router.serving.prompt.encode import Chunk, Encoder
 from router.serving.prompt.memo import Memo, Sizes, joined_keys
 from router.serving.prompt.parity import Parity, Watch
-from router.serving.prompt.pieces import NO_IDS, Asked, Beginning, Piece
+from router.serving.prompt.pieces import NO_IDS, Asked, Beginning, Piece, ReadFor
 from router.serving.prompt.reason import TooLong, Unreadable
 from router.serving.prompt.search import Search, Source, chain_hashes, weight
 from router.serving.prompt.seen import SeenTexts
@@ -141,21 +141,9 @@ class ModelPrompts:
         self._watch = Watch()
         self._roots: dict[tuple[_Whose, int, Source], tuple[int, int]] = {}
 
-    async def prepare(
-        self,
-        path: str,
-        body: Body,
-        *,
-        domain: str = "",
-        salt: str | None = None,
-        lora: str | None = None,
-        beginning: Beginning | None = None,
-    ) -> Prompt:
-        """Never raises for what a client sends: a prompt that cannot be known has no keys and a reason.
-
-        `beginning`: what the body begins with, as one before it did.
-        """
-        prompt = self.prepare_now(path, body, domain=domain, salt=salt, lora=lora, beginning=beginning)
+    async def prepare(self, path: str, body: Body, **read_for: Unpack[ReadFor]) -> Prompt:
+        """Never raises for what a client sends: a prompt that cannot be known has no keys and a reason."""
+        prompt = self.prepare_now(path, body, **read_for)
         return prompt if isinstance(prompt, Prompt) else await prompt
 
     def prepare_now(

@@ -172,3 +172,12 @@ def test_made_up_conversations_are_read_as_they_are(known: Beginnings) -> None:
         talks.append(talk)
         parsed(known, chat(*talk, model=dice.choice("ab"), separators=dice.choice([(",", ":"), (", ", ": ")])))
     assert beginnings._MARK.bit_length() > 40
+
+
+def test_what_is_very_long_is_parsed_once() -> None:
+    known, counted = Beginnings(), Whole()
+    body = chat("x" * (beginnings.LONGEST + 1), "a", "b", "c")
+    for _ in range(2):
+        assert known.parse(body, "", counted)[1] is None
+    assert counted.bytes == 2 * len(body)
+    assert known.bytes == 0

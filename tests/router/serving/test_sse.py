@@ -371,3 +371,12 @@ def test_what_comes_after_many_alike_is_looked_at_as_ever(odd: bytes) -> None:
     fresh._in_vain = 100
     for piece in (odd, chunk("c"), odd, DONE, chunk("d")):
         assert states(after_many, piece) == states(fresh, piece)
+
+
+@pytest.mark.parametrize("blank", [b"\n", b"\n\n", b"\r\n\r\n", b"\n\n\n\n"])
+def test_blank_lines_before_the_first_event_are_none(blank: bytes) -> None:
+    relay = SseRelay(hide_usage=True)
+    relay.feed(blank)
+    assert relay.events == 0
+    relay.feed(chunk("a"))
+    assert relay.events == 1
