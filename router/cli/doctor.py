@@ -17,6 +17,7 @@ from router.cli.engines import Known, known_engines
 from router.cli.figures import terminal, write_json
 from router.cli.options import ConfigFile, Engines, JsonFile, TokenizerName, read_config
 from router.cli.parity_check import check_parity
+from router.cli.python_check import check_python
 from router.cli.store_check import check_store
 from router.config import Config
 from router.errors import EngineTlsError
@@ -48,7 +49,7 @@ def doctor(
 
 
 async def examine_all(config: Config) -> list[Finding]:
-    """The findings of all engines in the order of the configuration, then those about several, and the database."""
+    """All engines in the order of the configuration, then what concerns several, the database and Python."""
     adapters = load_adapters()
     gate = asyncio.Semaphore(AT_ONCE)
     try:
@@ -56,7 +57,8 @@ async def examine_all(config: Config) -> list[Finding]:
         examined = await asyncio.gather(*(_examine(config, one, gate) for one in known))
     finally:
         await close_adapters(adapters)
-    return [finding for one in examined for finding in one.findings] + compare(examined) + await check_store(config)
+    of_engines = [finding for one in examined for finding in one.findings]
+    return [*of_engines, *compare(examined), *await check_store(config), check_python()]
 
 
 async def _examine(config: Config, known: Known, gate: asyncio.Semaphore) -> Examined:

@@ -30,6 +30,7 @@ from router.serving.quarantine import Quarantine
 from router.serving.recovery import Recovery, deadly
 from router.serving.reply import Reply
 from router.serving.split import choose
+from router.serving.stages import Stages
 from router.serving.tools_order import ToolsOrder
 
 _log = logging.getLogger(__name__)
@@ -166,6 +167,7 @@ class Gateway:
         self._limiter = limiter
         self._quarantine = Quarantine()
         self._beginnings = Beginnings()
+        self._stages = Stages()
         self._pseudonym = pseudonym
         self._recovery = Recovery(
             self, models, proxy, self._quarantine, self.budget, on_fault=on_fault, dice=dice or random.Random()
@@ -176,8 +178,7 @@ class Gateway:
 
         `path`: as engines know it.
         """
-        access = None if self._access is None else self._access(request)
-        passage = Passage(access, caller, time.monotonic(), time.time())
+        passage = self._begin(request, caller)
         try:
             if self._limiter is not None and (decided := self._admit(self._limiter, passage)) is not None:
                 await decided
@@ -201,10 +202,12 @@ class Gateway:
             if passage.hold is not None and (decided := self._reserve(passage.hold, call, prompt)) is not None:
                 await decided
             self._show_limits(passage, reply)
+            await self._stages.next()
             try:
                 answer = await self.attempt(passage, call, prompt, reply)
             except WarmrouteError as error:
                 answer = await self._recovery.recover(passage, call, prompt, reply, error)
+            await self._stages.next()
         except WarmrouteError as error:
             self._fail(passage, reply, error)
         except asyncio.CancelledError:
@@ -221,8 +224,12 @@ class Gateway:
 
     def refuse(self, request: Request, reply: Reply, error: WarmrouteError, caller: Caller = OPEN) -> None:
         """Answer a request that did not come whole. It has an Outcome, as every other."""
+        self._fail(self._begin(request, caller), reply, error)
+
+    def _begin(self, request: Request, caller: Caller) -> Passage:
         access = None if self._access is None else self._access(request)
-        self._fail(Passage(access, caller, time.monotonic(), time.time()), reply, error)
+        self._stages.here += 1
+        return Passage(access, caller, time.monotonic(), time.time())
 
     def _receive(self, call: Call, passage: Passage) -> Call:
         """The call as one for the model that a split chooses. Raises NoEngine while that has not joined."""
@@ -311,6 +318,7 @@ class Gateway:
             passage.queue_s += time.monotonic() - asked
         passage.booking = booking
         passage.attempts += 1
+        await self._stages.next()
         if self._ledger is not None:
             self._ledger.dispatched(
                 call,
@@ -358,6 +366,7 @@ class Gateway:
             reply.break_off(None)
 
     def _end(self, passage: Passage, outcome: Outcome) -> None:
+        self._stages.here -= 1
         if passage.keep_alive is not None:
             passage.keep_alive.stop()
         listeners: tuple[Listener, ...] = (partial(self._free, passage), *self._listeners)

@@ -23,6 +23,9 @@ def main() -> None:
     parser.add_argument("--model", default="fake")
     parser.add_argument("--tokenize", default="auto")
     parser.add_argument("--policy", default="kv_aware")
+    parser.add_argument(
+        "--ledger", choices=("on", "off"), default="on", help="what each request cost; no part of a bare gateway"
+    )
     options = parser.parse_args()
     engines = [
         {"url": url, "kind": "vllm", "block_size": 16, "events": [{"endpoint": f"tcp://127.0.0.1:{9601 + i}"}]}
@@ -36,6 +39,7 @@ def main() -> None:
             model=options.model,
             tokenize=options.tokenize,
             policy=options.policy,
+            settings={"ledger": {"enabled": options.ledger == "on"}},
         )
         app.run(load(file))
 
