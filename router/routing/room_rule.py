@@ -69,15 +69,20 @@ class RoomRule(msgspec.Struct, frozen=True):
         """λ: what a millisecond of prefill is worth."""
         return self.eagerness_min + (self.eagerness_max - self.eagerness_min) * pressure
 
-    def takes_tokens(self, rates: Rates) -> int:
-        """Uncached tokens under way below which an engine is free: it must not run dry before we hear of it."""
+    def takes_tokens(self, rates: Rates, step_ms: float) -> int:
+        """Uncached tokens under way below which an engine is free: it must not run dry before we hear of it.
+
+        `step_ms`: a step of those who decode there. Where that alone is too slow for their pace, an engine takes what
+        it computes in the time of one: who comes waits for the step that has begun, and the next should take them all.
+        """
         if rates.c1_ms <= 0:
             return self.free_tokens
-        return max(self.free_tokens, int(self.signal_delay_s * 1e3 / rates.c1_ms))
+        ahead_ms = self.signal_delay_s * 1e3 + (step_ms if self.prefill_share(step_ms) <= 0 else 0.0)
+        return max(self.free_tokens, int(ahead_ms / rates.c1_ms))
 
-    def busy_ms(self, rates: Rates, tokens: int) -> float:
+    def busy_ms(self, rates: Rates, tokens: int, step_ms: float) -> float:
         """What a request would wait for an engine with `tokens` under way."""
-        over = tokens - self.takes_tokens(rates)
+        over = tokens - self.takes_tokens(rates, step_ms)
         return self.hold_factor * rates.c1_ms * (over if over > 0 else 0) + self.hold_slack_s * 1e3
 
     def prefill_share(self, step_ms: float) -> float:

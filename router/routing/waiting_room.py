@@ -267,12 +267,10 @@ class WaitingRoom:
 
     def _rest_s(self, rank: Rank, prefill_s: float, now: float) -> float:
         """How long it rests after a prefill, which is added to what those who decode there are owed."""
-        rule, booked, rates, engines = self.rule, rank.booked, rank.factor.rates, 1 + len(rank.peers)
-        decoding = booked.requests - len(booked.prefills)
-        if decoding <= engines:  # it was in nobody's way
+        rule, booked, engines = self.rule, rank.booked, 1 + len(rank.peers)
+        if booked.requests - len(booked.prefills) <= engines:  # it was in nobody's way
             return 0.0
-        context = booked.kv_tokens * decoding / booked.requests
-        share = rule.prefill_share(rates.c0_ms + (rates.c3_ms * context + rates.c4_ms * decoding) / engines)
+        share = rule.prefill_share(_step_ms(rank))
         rank.owed_s = rule.owed_s(rank.owed_s, now - rank.owed_at, prefill_s / engines, share)
         rank.owed_at = now
         model = rank.instance.model
@@ -458,11 +456,12 @@ class WaitingRoom:
         return sum([lane.waiting_ms for lane in self._lanes.values() if lane.name.model == model])
 
     def _busy_ms(self, rank: Rank) -> float:
-        return self.rule.busy_ms(rank.factor.rates, rank.booked.prefill_tokens // (1 + len(rank.peers)))
+        tokens = rank.booked.prefill_tokens // (1 + len(rank.peers))
+        return self.rule.busy_ms(rank.factor.rates, tokens, _step_ms(rank))
 
     def _is_free(self, rank: Rank, now: float) -> bool:
-        tokens = rank.booked.prefill_tokens
-        if tokens and tokens >= self.rule.takes_tokens(rank.factor.rates) * (1 + len(rank.peers)):
+        rule, tokens = self.rule, rank.booked.prefill_tokens // (1 + len(rank.peers))
+        if tokens and tokens >= rule.free_tokens and tokens >= rule.takes_tokens(rank.factor.rates, _step_ms(rank)):
             return False
         return now >= self._rested.get(rank.target, -inf) and not _is_full(rank, now)
 
@@ -497,6 +496,16 @@ class WaitingRoom:
         """Of those that still rest. Those that have rested are forgotten."""
         self._rested = {target: rested for target, rested in self._rested.items() if rested > now}
         return min(self._rested.values(), default=inf)
+
+
+def _step_ms(rank: Rank) -> float:
+    """What a token takes those who decode there, while nothing is prefilled. 0: nobody does."""
+    booked, rates, engines = rank.booked, rank.factor.rates, 1 + len(rank.peers)
+    decoding = booked.requests - len(booked.prefills)
+    if decoding <= 0:
+        return 0.0
+    context = booked.kv_tokens * decoding / booked.requests
+    return rates.c0_ms + (rates.c3_ms * context + rates.c4_ms * decoding) / engines
 
 
 def _is_full(rank: Rank, now: float) -> bool:

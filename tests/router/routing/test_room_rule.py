@@ -102,15 +102,20 @@ def test_eagerness_grows_with_the_pressure_from_2_to_10() -> None:
 
 
 def test_an_engine_takes_as_much_as_it_computes_before_we_hear_of_it_and_2048_tokens_at_least() -> None:
-    assert RULE.takes_tokens(RATES) == 2_048  # 15 ms at 0.1 ms a token are 150
-    assert RoomRule(signal_delay_s=0.5).takes_tokens(RATES) == 5_000
-    assert RoomRule(signal_delay_s=0.2047).takes_tokens(RATES) == 2_048  # 2,047 by the delay
-    assert RoomRule(free_tokens=0).takes_tokens(RATES) == 150
-    assert RULE.takes_tokens(Rates(c1_ms=0.0)) == 2_048
+    assert RULE.takes_tokens(RATES, 0.0) == 2_048  # 15 ms at 0.1 ms a token are 150
+    assert RoomRule(signal_delay_s=0.5).takes_tokens(RATES, 0.0) == 5_000
+    assert RoomRule(signal_delay_s=0.2047).takes_tokens(RATES, 0.0) == 2_048  # 2,047 by the delay
+    assert RoomRule(free_tokens=0).takes_tokens(RATES, 0.0) == 150
+    assert RULE.takes_tokens(Rates(c1_ms=0.0), 0.0) == 2_048
 
 
 def test_an_h100_with_an_8b_model_takes_2048_tokens() -> None:
-    assert RULE.takes_tokens(Rates()) == 2_048  # 15 ms at 0.01983 ms a token are 756
+    assert RULE.takes_tokens(Rates(), 0.0) == 2_048  # 15 ms at 0.01983 ms a token are 756
+
+
+@pytest.mark.parametrize(("step_ms", "tokens"), [(44.9, 2_048), (45.0, 3_025), (80.0, 4_790)])
+def test_where_decoding_is_too_slow_it_takes_what_one_step_computes_on_top(step_ms: float, tokens: int) -> None:
+    assert RULE.takes_tokens(Rates(), step_ms) == tokens  # (15 ms + a step) at 0.01983 ms a token
 
 
 # --- what it has still to do
@@ -126,7 +131,7 @@ def test_an_h100_with_an_8b_model_takes_2048_tokens() -> None:
     ],
 )
 def test_what_is_waited_for_is_the_work_beyond_what_an_engine_takes(tokens: int, busy_ms: float) -> None:
-    assert RULE.busy_ms(RATES, tokens) == pytest.approx(busy_ms)
+    assert RULE.busy_ms(RATES, tokens, 0.0) == pytest.approx(busy_ms)
 
 
 # --- the gap
