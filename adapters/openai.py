@@ -27,7 +27,8 @@ class OpenAIAdapter(EngineAdapter):
         models, notes = await self._models_or_configured(instance)
         slots = await self._optional(instance, "/slots")  # llama.cpp
         info = await self._optional(instance, "/info")  # TGI
-        contexts = [number(slot, "n_ctx") or 0 for slot in slots if type(slot) is dict] if type(slots) is list else []
+        slots = [slot for slot in slots if type(slot) is dict] if type(slots) is list else []
+        contexts = [number(slot, "n_ctx") or 0 for slot in slots]
         info = info if type(info) is dict else {}
         return EngineFacts(
             served=models.served,
@@ -36,6 +37,7 @@ class OpenAIAdapter(EngineAdapter):
             max_model_tokens=models.max_model_tokens or number(info, "max_total_tokens") or min(contexts, default=None),
             block_size=instance.block_size,
             capacity_tokens=instance.capacity_tokens or number(info, "max_batch_total_tokens") or sum(contexts) or None,
+            max_running_requests=len(slots) or number(info, "max_concurrent_requests") or None,
             ranks=max(1, len(instance.events or ())),
             sources=instance.events or (),
             model_path=models.root,

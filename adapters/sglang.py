@@ -66,6 +66,7 @@ class SglangAdapter(EngineAdapter):
             max_model_tokens=models.max_model_tokens or number(info, "context_length"),
             block_size=page_size,
             capacity_tokens=number(info, "max_total_num_tokens") or instance.capacity_tokens,
+            max_running_requests=_max_running(info),
             ranks=ranks,
             rank_targeting=ranks > 1,
             sources=sources,
@@ -118,6 +119,13 @@ class SglangAdapter(EngineAdapter):
         if type(info) is not dict:
             raise EngineProtocolError("the engine's server info is not an object")
         return info
+
+
+def _max_running(info: Mapping[str, Any]) -> int | None:
+    """Of a rank: what its scheduler made of --max-running-requests, which is for all of them, and of its memory."""
+    states = info.get("internal_states")
+    state = states[0] if type(states) is list and states and type(states[0]) is dict else {}
+    return number(state, "effective_max_running_requests_per_dp") or None
 
 
 def _lacks(info: object) -> tuple[Need, ...]:

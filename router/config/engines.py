@@ -127,6 +127,9 @@ class Engine(Section):
     """Tokens the KV cache of one rank holds, only for engines that don't tell."""
     hit_alignment_tokens: Tokens | None = None
     """The engine reuses whole units of so many tokens only (hybrid models); by default what it tells."""
+    max_running_requests: Annotated[int, Field(ge=1)] | None = None
+    """Requests one rank works on at a time (vLLM: --max-num-seqs), so that further ones wait here, where priorities and
+    tenants' shares hold, and not in the engine. By default what the engine tells: SGLang, llama.cpp and TGI do."""
     rates: Annotated[EngineRates | None, BeforeValidator(_rates, json_schema_input_type=str | EngineRates | None)] = (
         None
     )
@@ -169,6 +172,7 @@ class Engine(Section):
             block_size=self.block_size,
             capacity_tokens=self.capacity_tokens,
             hit_alignment_tokens=self.hit_alignment_tokens,
+            max_running_requests=self.max_running_requests,
             price_per_hour=self.price_per_hour,
             tls=self.client_tls,
             lacks=self.lacks,

@@ -82,12 +82,12 @@ class EngineModel:
         `scheduler_reserve_full_isl`, on by default; without it a full engine thrashes).
         """
         self._rates = profile.rates
-        self._max_num_seqs = profile.max_num_seqs if max_num_seqs is None else max_num_seqs
+        self.max_num_seqs = profile.max_num_seqs if max_num_seqs is None else max_num_seqs
         self._max_batched_tokens = profile.max_batched_tokens if max_batched_tokens is None else max_batched_tokens
         blocks = (profile.capacity_tokens if capacity_tokens is None else capacity_tokens) // block_size
-        if block_size < 1 or blocks < 1 or self._max_num_seqs < 1:
+        if block_size < 1 or blocks < 1 or self.max_num_seqs < 1:
             raise ValueError("block_size, capacity and max_num_seqs must be positive")
-        if self._max_batched_tokens < self._max_num_seqs:
+        if self._max_batched_tokens < self.max_num_seqs:
             raise ValueError("max_batched_tokens must not be less than max_num_seqs")
         self.block_size = block_size
         self.pool = BlockPool(blocks)
@@ -292,7 +292,7 @@ class EngineModel:
 
     def _head_must_wait(self, admitted: int) -> bool:
         """No seat, or no memory since the last time anything about that changed."""
-        return self.running + admitted >= self._max_num_seqs or self._blocked_at == self.pool.changes
+        return self.running + admitted >= self.max_num_seqs or self._blocked_at == self.pool.changes
 
     def _compute(
         self,

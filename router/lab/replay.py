@@ -180,7 +180,12 @@ class Replay:
             self._copies.append(KeyCopies())
             instance = Instance(id=id, url=f"http://{id}", engine="simulated", model=MODEL)
             self._fleet.add(instance, now=0.0, rates=spec.profile.rates)
-            facts = EngineFacts(served=(MODEL,), block_size=size, capacity_tokens=engine.model.capacity_tokens)
+            facts = EngineFacts(
+                served=(MODEL,),
+                block_size=size,
+                capacity_tokens=engine.model.capacity_tokens,
+                max_running_requests=engine.model.max_num_seqs,
+            )
             self._fleet.learn(id, facts, now=0.0)
             self._fleet.set_health(id, Health.READY, "", now=0.0)
             rank = self._fleet.ranks(id)[0]

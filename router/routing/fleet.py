@@ -95,6 +95,7 @@ class Rank:
         "lacks",
         "last_seq",
         "load",
+        "max_running",
         "owed_at",
         "owed_s",
         "peers",
@@ -126,6 +127,7 @@ class Rank:
     shares_source: bool  # with its sibling ranks: only the batches tell whose they are
     has_events: bool
     capacity_tokens: int  # 0: unknown
+    max_running: float  # requests at a time; inf: unknown
     fits_tokens: float  # the longest prompt it can serve
     lacks: frozenset[Need]
     price_per_hour: float  # its share of what the instance costs; 0: not told
@@ -179,6 +181,7 @@ class Rank:
         self.shares_source = facts.ranks > 1 and len(self.sources) == 1
         self.has_events = self.shares_source or any(source.rank == self.rank for source in self.sources)
         self.capacity_tokens = facts.capacity_tokens or instance.capacity_tokens or 0
+        self.max_running = instance.max_running_requests or facts.max_running_requests or inf
         self.fits_tokens = min(facts.max_model_tokens or inf, self.capacity_tokens or inf)
         self.lacks = frozenset((*instance.lacks, *facts.lacks))
         self.price_per_hour = (instance.price_per_hour or 0.0) / max(1, facts.ranks)
@@ -565,6 +568,7 @@ class Fleet:
             "kv_usage": rank.load.kv_usage,
             "load_age_s": round(now - rank.load.at, 1),
             "capacity_tokens": rank.capacity_tokens,
+            "max_running_requests": None if rank.max_running == inf else int(rank.max_running),
             "block_size": rank.block_size,
             "booked_requests": rank.booked.requests,
             "booked_prefills": len(rank.booked.prefills),

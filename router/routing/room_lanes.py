@@ -191,6 +191,11 @@ class Lane:
                 return
             self.line_up(entry[3])
 
+    def held_for(self, target: Target) -> int:
+        """How many are."""
+        held = self._held.get(target)
+        return 0 if held is None else held.by_place.live
+
     @property
     def held(self) -> int:
         return sum(held.by_place.live for held in self._held.values())

@@ -390,7 +390,9 @@ class WaitingRoom:
             except NoEngine:
                 return
             same = [
-                i for i, c in enumerate(look.candidates) if (c.instance, c.rank) == (booking.instance, booking.rank)
+                i
+                for i, (rank, c) in enumerate(zip(look.ranks, look.candidates, strict=True))
+                if (c.instance, c.rank) == (booking.instance, booking.rank) and not _runs_all_it_can(rank)
             ]
             if same:
                 self._judge(twin, look, now)
@@ -405,7 +407,8 @@ class WaitingRoom:
         eagerness = self.rule.eagerness(self.rule.pressure(self._waiting_ms(lane.name.model), len(ranks)))
         for target in targets:
             rank = by_target.get(target)
-            lane.let_go(target, inf if rank is None else self._busy_ms(rank) / eagerness)
+            pays_ms = inf if rank is None else self._busy_ms(rank) / eagerness + _turn_ms(rank)
+            lane.let_go(target, pays_ms)
 
     def _judge(self, waiting: Waiting, look: Look, now: float) -> _Verdict:
         tokens, ranks, candidates = waiting.ask.prompt.tokens, look.ranks, look.candidates
@@ -424,7 +427,7 @@ class WaitingRoom:
         free = [
             i
             for i, (rank, candidate) in enumerate(zip(ranks, candidates, strict=True))
-            if (idle[i] or self._can_join(candidate, tokens))
+            if (idle[i] or self._can_join(rank, candidate, tokens))
             and (patience_over or _has_memory(rank, needed - candidate.hit_tokens, now))
         ]
         if not free:
@@ -440,7 +443,7 @@ class WaitingRoom:
                 rank = ranks[i]
                 # Only what is cached counts: to wait for an engine that seems a little faster, all would wait.
                 gain = work[best] - there.prefill_ms(tokens - candidate.hit_tokens, tokens)
-                profit = eagerness * gain - self._busy_ms(rank)
+                profit = eagerness * (gain - self._ahead_ms(rank)) - self._busy_ms(rank)
                 if profit > most:
                     held_for, gain_ms, most = rank.target, gain, profit
         return _Verdict(free, held_for, gain_ms)
@@ -459,9 +462,20 @@ class WaitingRoom:
         tokens = rank.booked.prefill_tokens // (1 + len(rank.peers))
         return self.rule.busy_ms(rank.factor.rates, tokens, _step_ms(rank))
 
+    def _ahead_ms(self, rank: Rank) -> float:
+        """Until those who are held for it have had their turns. 0: it does not work on all it can, and takes several.
+
+        What waits makes a hold worth more where every token computed twice costs the others, and less here: another
+        engine has further turns to give.
+        """
+        turn_ms = _turn_ms(rank)
+        return turn_ms * (1 + sum([lane.held_for(rank.target) for lane in self._lanes.values()])) if turn_ms else 0.0
+
     def _is_free(self, rank: Rank, now: float) -> bool:
         rule, tokens = self.rule, rank.booked.prefill_tokens // (1 + len(rank.peers))
         if tokens and tokens >= rule.free_tokens and tokens >= rule.takes_tokens(rank.factor.rates, _step_ms(rank)):
+            return False
+        if _runs_all_it_can(rank):
             return False
         return now >= self._rested.get(rank.target, -inf) and not _is_full(rank, now)
 
@@ -476,7 +490,7 @@ class WaitingRoom:
         needed = ask.prompt.tokens + EXPECTED_OUTPUT_TOKENS
         for rank in ranks:
             booked, usage = rank.booked, rank.load.kv_usage
-            if booked.prefill_tokens >= few:
+            if booked.prefill_tokens >= few or booked.requests >= rank.max_running:
                 return False
             if usage and booked.requests:
                 pinned = usage * rank.capacity_tokens + booked.fresh_tokens - rank.fresh_tokens_then
@@ -484,8 +498,10 @@ class WaitingRoom:
                     return False
         return True
 
-    def _can_join(self, candidate: Candidate, tokens: int) -> bool:
+    def _can_join(self, rank: Rank, candidate: Candidate, tokens: int) -> bool:
         """Its prompt is being computed there for a sibling: behind that it takes hardly any time of the engine's."""
+        if _runs_all_it_can(rank):
+            return False
         return 2 * candidate.expected_tokens >= tokens and tokens - candidate.hit_tokens <= self.rule.join_tokens
 
     def _next_change(self, now: float) -> float:
@@ -500,12 +516,29 @@ class WaitingRoom:
 
 def _step_ms(rank: Rank) -> float:
     """What a token takes those who decode there, while nothing is prefilled. 0: nobody does."""
+    return _step_of_ms(rank, rank.booked.requests - len(rank.booked.prefills))
+
+
+def _step_of_ms(rank: Rank, decoding: int) -> float:
+    """The same once so many of its requests decode."""
     booked, rates, engines = rank.booked, rank.factor.rates, 1 + len(rank.peers)
-    decoding = booked.requests - len(booked.prefills)
     if decoding <= 0:
         return 0.0
     context = booked.kv_tokens * decoding / booked.requests
     return rates.c0_ms + (rates.c3_ms * context + rates.c4_ms * decoding) / engines
+
+
+def _runs_all_it_can(rank: Rank) -> bool:
+    """Whoever comes waits until an answer ends, behind those that wait there already."""
+    return rank.booked.requests >= rank.max_running * (1 + len(rank.peers))
+
+
+def _turn_ms(rank: Rank) -> float:
+    """From one end of an answer to the next where it works on all it can; 0 where it does not."""
+    if not _runs_all_it_can(rank):
+        return 0.0
+    step_ms = _step_of_ms(rank, rank.booked.requests)
+    return EXPECTED_OUTPUT_TOKENS * step_ms / (rank.max_running * (1 + len(rank.peers)))
 
 
 def _is_full(rank: Rank, now: float) -> bool:

@@ -71,12 +71,14 @@ class TestInspect:
     async def test_slots_of_llama_cpp_are_its_capacity(self) -> None:
         slots = httpx.Response(200, json=[{"id": 0, "n_ctx": 4096}, {"id": 1, "n_ctx": 4096}])
         facts = await inspected(LLAMA | {"/slots": slots})
-        assert (facts.capacity_tokens, facts.max_model_tokens) == (8192, 4096)
+        assert (facts.capacity_tokens, facts.max_model_tokens, facts.max_running_requests) == (8192, 4096, 2)
 
     async def test_info_of_tgi(self) -> None:
-        info = httpx.Response(200, json={"version": "3.3.6", "max_total_tokens": 8192, "max_batch_total_tokens": 65536})
+        told = {"version": "3.3.6", "max_total_tokens": 8192, "max_batch_total_tokens": 65536}
+        info = httpx.Response(200, json=told | {"max_concurrent_requests": 128})
         facts = await inspected(LLAMA | {"/info": info})
         assert (facts.version, facts.capacity_tokens, facts.max_model_tokens) == ("3.3.6", 65536, 8192)
+        assert facts.max_running_requests == 128
 
     async def test_what_the_operator_says_wins(self) -> None:
         sources = (EventSource(0, "tcp://10.0.0.8:5557"),)

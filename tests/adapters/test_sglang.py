@@ -56,7 +56,7 @@ class TestInspect:
         assert facts.served == ("tiny-qwen3",)
         assert facts.version == "0.5.23"
         assert facts.max_model_tokens == 2048
-        assert (facts.block_size, facts.capacity_tokens) == (16, 4096)
+        assert (facts.block_size, facts.capacity_tokens, facts.max_running_requests) == (16, 4096, 2048)
         assert facts.hit_rule == HitRule(alignment_tokens=16)
         assert (facts.prefix_caching, facts.reports_cached) == (True, True)
         assert facts.model_path == "/models/tiny-qwen3"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from typing import Any
 
 import msgspec
@@ -343,6 +344,57 @@ def test_it_does_not_wait_for_memory_for_ever() -> None:
         hall.run_until(hall.now + 1.0)
         hall.tells("a", 0.9)
     assert seat.on == "a"
+
+
+# --- an engine that runs as many requests as it can
+
+
+def may_run(hall: Hall, engine: str, requests: int) -> None:
+    rank = hall.all[engine]
+    rank.take(msgspec.structs.replace(rank.instance, max_running_requests=requests), rank.facts)
+
+
+def test_who_would_wait_inside_an_engine_waits_here_until_an_answer_ends() -> None:
+    hall = Hall("a")
+    may_run(hall, "a", 2)
+    decoding = hall.occupy("a", 10)
+    hall.free(decoding)
+    second, third, urgent = hall.ask("second", 10), hall.ask("third", 10), hall.ask("urgent", 10, priority=1)
+    assert (second.on, third.waits, urgent.waits) == ("a", True, True)
+    hall.bookings.release(decoding, hall.now)
+    hall.room.wake(hall.now)
+    hall.settle()
+    assert (urgent.on, third.waits) == ("a", True)
+    hall.end(second)
+    hall.settle()
+    assert third.on == "a"
+    hall.end(third)
+    hall.end(urgent)
+    hall.nothing_left()
+
+
+def test_the_engines_word_counts_where_the_operator_gave_none() -> None:
+    hall = Hall("a")
+    rank = hall.all["a"]
+    assert rank.max_running == inf
+    rank.take(rank.instance, msgspec.structs.replace(rank.facts, max_running_requests=3))
+    assert rank.max_running == 3
+    rank.take(msgspec.structs.replace(rank.instance, max_running_requests=5), rank.facts)
+    assert rank.max_running == 5
+
+
+@pytest.mark.parametrize(("held", "on"), [(10_000, None), (9_000, "b")])
+def test_a_cached_prefix_is_waited_for_until_the_next_answer_ends_there_and_no_longer(
+    held: int, on: str | None
+) -> None:
+    """A step takes 15 ms for each of 256 tokens: of 4 answers one ends every 960 ms, as long as 9,600 tokens take."""
+    hall = Hall("b")
+    hall.add("a", rates=msgspec.structs.replace(RATES, c0_ms=15.0, c3_ms=0.0, c4_ms=0.0))
+    may_run(hall, "a", 4)
+    for _ in range(4):
+        hall.free(hall.occupy("a", 10))
+    hall.holds["a", 0] = held
+    assert hall.ask("r", 10_000).on == on
 
 
 def test_what_an_engine_said_of_its_memory_long_ago_keeps_nobody_waiting() -> None:
