@@ -346,6 +346,12 @@ def test_it_does_not_wait_for_memory_for_ever() -> None:
     assert seat.on == "a"
 
 
+def test_what_an_engine_said_of_its_memory_long_ago_keeps_nobody_waiting() -> None:
+    hall, _ = full_hall(0.99)
+    hall.run_until(5.1)
+    assert hall.ask("r", 100).on == "a"
+
+
 # --- an engine that runs as many requests as it can
 
 
@@ -395,12 +401,6 @@ def test_a_cached_prefix_is_waited_for_until_the_next_answer_ends_there_and_no_l
         hall.free(hall.occupy("a", 10))
     hall.holds["a", 0] = held
     assert hall.ask("r", 10_000).on == on
-
-
-def test_what_an_engine_said_of_its_memory_long_ago_keeps_nobody_waiting() -> None:
-    hall, _ = full_hall(0.99)
-    hall.run_until(5.1)
-    assert hall.ask("r", 100).on == "a"
 
 
 def test_a_request_waits_for_the_busy_engine_that_has_its_cache() -> None:
