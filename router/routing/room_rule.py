@@ -43,6 +43,7 @@ class RoomRule(msgspec.Struct, frozen=True):
     head_start_backlog: float = 8.0  # times the seconds of work that wait for each engine, if that is more
     head_start_limit_s: float = 300.0  # and never more than this
     memory_patience_s: float = 6.0  # so long a request waits for an engine whose KV memory has room for all of it
+    patient_share: float = 0.05  # of that memory; what needs less finds room as answers end, however long it has waited
     hold: bool = True
     hold_factor: float = 1.3  # what an engine has still to do takes so much longer: it decodes meanwhile
     hold_slack_s: float = 0.05  # nobody is held for less

@@ -428,7 +428,10 @@ class WaitingRoom:
             i
             for i, (rank, candidate) in enumerate(zip(ranks, candidates, strict=True))
             if (idle[i] or self._can_join(rank, candidate, tokens))
-            and (patience_over or _has_memory(rank, needed - candidate.hit_tokens, now))
+            and (
+                _has_memory(rank, needed - candidate.hit_tokens, now)
+                or (patience_over and needed >= self.rule.patient_share * rank.capacity_tokens)
+            )
         ]
         if not free:
             return self._for_the_soonest(ranks, idle)

@@ -346,6 +346,19 @@ def test_it_does_not_wait_for_memory_for_ever() -> None:
     assert seat.on == "a"
 
 
+@pytest.mark.parametrize(("tokens", "waits"), [(4_743, True), (4_744, False)])
+def test_what_needs_little_memory_waits_for_it_as_long_as_it_takes(tokens: int, waits: bool) -> None:
+    """With an answer of 256 it needs less than 5 % of 100,000: sent in spite of it, many such would push out others."""
+    hall, _ = full_hall(0.949)
+    hall.free(hall.occupy("a", 2_000))
+    seat = hall.ask("r", tokens)
+    for _ in range(8):
+        hall.run_until(hall.now + 1.0)
+        assert seat.waits is (waits or hall.now <= 6.0)
+        hall.tells("a", 0.949)
+        hall.free(hall.occupy("a", 2_000))
+
+
 def test_what_an_engine_said_of_its_memory_long_ago_keeps_nobody_waiting() -> None:
     hall, _ = full_hall(0.99)
     hall.run_until(5.1)
