@@ -192,7 +192,7 @@ class Lane:
             self.line_up(entry[3])
 
     def held_for(self, target: Target) -> int:
-        """How many are."""
+        """How many are held for `target`."""
         held = self._held.get(target)
         return 0 if held is None else held.by_place.live
 
