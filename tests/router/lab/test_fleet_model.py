@@ -68,17 +68,17 @@ class Bench:
 def test_what_is_not_given_is_as_the_profile_says() -> None:
     model = EngineSpec(PROFILE).model(BLOCK)
     assert model.capacity_tokens == 100_000
-    assert (model._max_batched_tokens, model._max_num_seqs) == (8_000, 64)
+    assert (model._max_batched_tokens, model.max_num_seqs) == (8_000, 64)
 
 
 def test_what_is_given_counts() -> None:
     model = EngineSpec(PROFILE, capacity_tokens=5_050, max_batched_tokens=512, max_num_seqs=8).model(BLOCK)
     assert model.capacity_tokens == 5_000  # whole blocks
-    assert (model._max_batched_tokens, model._max_num_seqs) == (512, 8)
+    assert (model._max_batched_tokens, model.max_num_seqs) == (512, 8)
 
 
 def test_a_chunk_smaller_than_the_batch_makes_that_smaller_too() -> None:
-    assert EngineSpec(PROFILE, max_batched_tokens=32).model(BLOCK)._max_num_seqs == 32
+    assert EngineSpec(PROFILE, max_batched_tokens=32).model(BLOCK).max_num_seqs == 32
 
 
 # --- steps
