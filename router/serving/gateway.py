@@ -173,6 +173,11 @@ class Gateway:
             self, models, proxy, self._quarantine, self.budget, on_fault=on_fault, dice=dice or random.Random()
         )
 
+    @property
+    def under_way(self) -> int:
+        """Requests without an Outcome as yet."""
+        return self._stages.here
+
     async def complete(self, request: Request, reply: Reply, path: str, caller: Caller = OPEN) -> None:
         """Answer a request, as a `Run`. Cancelling that is how a client's leaving is made known.
 

@@ -13,3 +13,4 @@ async def stand() -> AsyncIterator[Stand]:
     yield stand
     await stand.stop()
     assert not stand.placement.open, "a booking was not given back"
+    assert not stand.started or not stand.gateway.under_way, "a request has no end"

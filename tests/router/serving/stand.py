@@ -204,6 +204,7 @@ class Stand:
     """The gateway, its engines, and what it was told of them."""
 
     def __init__(self) -> None:
+        self.started = False
         self.placement = FakePlacement()
         self.prompts = FakePrompts()
         self.models = Models([self._model()])
@@ -241,6 +242,7 @@ class Stand:
             receipts=receipts,
             limiter=edge.pop("limiter", None),
         )
+        self.started = True
         self.edge = Edge(self.gateway, self.models, readiness=edge.pop("readiness", self._ready), **edge)
         limits = Limits(write_buffer_bytes=4096, connections=connections)
         server = await serve(self.edge, limits=limits, refuser=self.edge.refuse)
