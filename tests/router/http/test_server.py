@@ -440,7 +440,7 @@ async def test_a_client_that_reads_slowly_is_not_dropped(start, dial):
     wire = await dial(server)
     wire.writer.transport.pause_reading()
     wire.send(_GET % b"/")
-    (await held.responder()).send(200, [], b"x" * 16_000_000)
+    (await held.responder()).send(200, [], b"x" * 64_000_000)  # more than is taken in four times some milliseconds
     await eventually(lambda: all(connection._paused for connection in server.connections))
     (connection,) = server.connections
     unsent = connection._transport.get_write_buffer_size
