@@ -10,7 +10,7 @@ from router.cli.python_check import check_python
 @pytest.mark.parametrize(
     ("settings", "prefix", "state"),
     [
-        ({"CONFIG_ARGS": "'--prefix=/opt/python' '--enable-shared'"}, "/root/.pyenv/versions/3.11.7", "warn"),
+        ({"CONFIG_ARGS": "'--prefix=/opt/python' '--enable-shared'"}, "/home/me/.pyenv/versions/3.11.7", "warn"),
         ({"CONFIG_ARGS": "'--enable-optimizations' '--with-lto'"}, "/usr/local", "ok"),  # official images
         ({"CONFIG_ARGS": "'--with-lto'", "PY_CORE_CFLAGS": "-O3 -fprofile-use"}, "/opt/python", "ok"),
         ({"CONFIG_ARGS": "'--enable-shared' '--prefix=/usr'"}, "/usr", "ok"),  # Debian 12 tells no more
