@@ -35,9 +35,10 @@ def doctor(
 ) -> None:
     """Examine every engine.
 
-    Events, replay, prefix caching, cached counts, block size, parity, keys, open ports, isolation: every finding says
-    what was seen and what mends it. Sends each engine some small requests of one token. Exit code 1 if anything fails;
-    warnings don't count. With auth.mode: keys, what lets tenants into each other's caches is a failure.
+    Events, replay, prefix caching, cached counts, block size, parity, keys, open ports, isolation, and the Python it
+    runs on: every finding says what was seen and what mends it. Sends each engine some small requests of one token.
+    Exit code 1 if anything fails; warnings don't count. With auth.mode: keys, what lets tenants into each other's
+    caches is a failure.
     """
     findings = asyncio.run(examine_all(read_config(config, engine, tokenizer=tokenizer)))
     if json:

@@ -456,7 +456,7 @@ class WaitingRoom:
         busy = [rank for rank, is_idle in zip(ranks, idle, strict=True) if not is_idle]
         if not busy:
             return _Verdict(())
-        return _Verdict((), min(busy, key=self._busy_ms).target, inf)
+        return _Verdict((), min(busy, key=lambda rank: self._busy_ms(rank) + self._ahead_ms(rank)).target, inf)
 
     def _waiting_ms(self, model: str) -> float:
         return sum([lane.waiting_ms for lane in self._lanes.values() if lane.name.model == model])
@@ -466,7 +466,7 @@ class WaitingRoom:
         return self.rule.busy_ms(rank.factor.rates, tokens, _step_ms(rank))
 
     def _ahead_ms(self, rank: Rank) -> float:
-        """Until those who are held for it have had their turns. 0: it does not work on all it can, and takes several.
+        """Until those who are held for it have had their turns. 0: it works on fewer than it can, and takes several.
 
         What waits makes a hold worth more where every token computed twice costs the others, and less here: another
         engine has further turns to give.

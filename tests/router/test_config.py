@@ -326,10 +326,12 @@ def test_an_engine_as_the_core_noun(folder: Folder) -> None:
 engines:
   - {url: "http://A:1", served: x, api_key: k, events: [{endpoint: "tcp://a:5557", replay: "tcp://a:5558", rank: 1}]}
   - {url: "dns+http://pool:8000", id: pool, events: off}
-  - {url: "http://c:1", id: c, price_per_hour: 2.5}
+  - {url: "http://c:1", id: c, price_per_hour: 2.5, max_running_requests: 64}
 """)
     first, pool, last = found.engines
     instance = first.instance(engine="vllm", model="m")
+    running = instance.max_running_requests, last.instance(engine="vllm", model="m").max_running_requests
+    assert running == (None, 64)
     assert (instance.id, instance.url, instance.served, instance.api_key) == ("a:1", "http://a:1", "x", "k")
     assert instance.events is not None
     assert [(s.rank, s.endpoint, s.replay) for s in instance.events] == [(1, "tcp://a:5557", "tcp://a:5558")]
