@@ -253,6 +253,7 @@ def room_figures(room: WaitingRoom | None, now: float) -> dict[str, float]:
     return {
         "waiting": len(room) - held,
         "held": held,
+        "lacking_memory": room.lacking_memory,
         "oldest_seconds": room.oldest_s(now),
         "longest_seconds": stats.longest_wait_s,
         "placed_at_once_total": stats.placed_at_once,

@@ -70,6 +70,7 @@ _ISOLATION = {
 _ROOM = {
     "waiting": "Requests that wait since no engine has room for them.",
     "held": "Requests that wait for the engine that holds their prefix.",
+    "lacking_memory": "Of all who wait, those for whom no free engine had KV memory at their last look.",
     "oldest_seconds": "How long the request has waited that has waited longest.",
     "longest_seconds": "How long the request waited that waited longest of those placed, since the start.",
     "placed_at_once_total": "Requests placed as they arrived.",

@@ -41,6 +41,8 @@ class Record(msgspec.Struct, Generic[Owner], eq=False):
     kv_tokens: int
     last_key: int | None
     fresh_tokens: int = 0  # of kv_tokens, those that nothing holds yet
+    answer_tokens: int = 0  # of an answer like those before it
+    grown_tokens: int = 0  # what it will hold at the end of that, and nothing holds yet; 0 for long prompts
     bucket: Bucket[Owner] | None = None  # where its deadline lies
     took_us: int = 0  # from the end of the prefill before it, or its own begin, to its end; 0 for one that ended behind
 
@@ -49,8 +51,10 @@ class Booked(Generic[Owner]):
     """Totals of one rank: what has been placed there and not been taken back."""
 
     __slots__ = (
+        "answer_tokens",
         "awaited",
         "fresh_tokens",
+        "grown_tokens",
         "head",
         "head_since",
         "kv_tokens",
@@ -64,6 +68,8 @@ class Booked(Generic[Owner]):
         self.requests = 0
         self.kv_tokens = 0
         self.fresh_tokens = 0
+        self.answer_tokens = 0
+        self.grown_tokens = 0
         self.prefill_tokens = 0
         self.prefill_us = 0
         self.prefills: Bucket[Owner] = {}  # by age: engines admit first come, first served
@@ -86,6 +92,8 @@ class Booked(Generic[Owner]):
         self.requests += 1
         self.kv_tokens += record.kv_tokens
         self.fresh_tokens += record.fresh_tokens
+        self.answer_tokens += record.answer_tokens
+        self.grown_tokens += record.grown_tokens
         self.prefill_tokens += record.prefill_tokens
         self.prefill_us += record.prefill_us
         self.prefills[record.id] = record
@@ -118,6 +126,8 @@ class Booked(Generic[Owner]):
         self.requests -= 1
         self.kv_tokens -= record.kv_tokens
         self.fresh_tokens -= record.fresh_tokens
+        self.answer_tokens -= record.answer_tokens
+        self.grown_tokens -= record.grown_tokens
         return ended
 
 
@@ -148,6 +158,8 @@ class Bookings(Generic[Owner]):
         prefill_tokens: int,
         kv_tokens: int,
         fresh_tokens: int = 0,
+        answer_tokens: int = 0,
+        grown_tokens: int = 0,
         last_key: int | None = None,
         streams: bool = True,
     ) -> Record[Owner]:
@@ -155,7 +167,20 @@ class Bookings(Generic[Owner]):
         id = self._next_id
         self._next_id = id + 1
         prefill_us = round(prefill_ms * 1e3)
-        record = Record(id, booked, owner, now, streams, prefill_us, prefill_tokens, kv_tokens, last_key, fresh_tokens)
+        record = Record(
+            id,
+            booked,
+            owner,
+            now,
+            streams,
+            prefill_us,
+            prefill_tokens,
+            kv_tokens,
+            last_key,
+            fresh_tokens,
+            answer_tokens,
+            grown_tokens,
+        )
         queued_ms = booked.prefill_ms(now) if booked.prefills else 0.0
         predicted_s = (queued_ms + prefill_ms) / 1e3
         booked.add(record)

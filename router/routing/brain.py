@@ -30,6 +30,7 @@ from router.routing.room_lanes import Waiting
 from router.routing.room_rule import RoomRule
 from router.routing.sent import SentIndex
 from router.routing.shadow import Shadows
+from router.routing.tenant_memory import TenantMemory
 from router.routing.waiting_room import EXPECTED_OUTPUT_TOKENS, Look, RoomLimits, WaitingRoom
 
 FURTHER_ATTEMPTS = 8
@@ -125,6 +126,7 @@ class Brain:
         self._dice = dice
         self._answers = Answers(clock=clock)
         self._receipts = Receipts()
+        self._memories: dict[str, TenantMemory] = {}  # by model, as soon as somebody can serve it
         self.room: WaitingRoom | None = None
         self._every_policy = False
         self._joint: set[str] = set()
@@ -214,9 +216,11 @@ class Brain:
         record = self._bookings.release(booking_id, now)
         if record is not None:
             placed, room = record.owner, self.room
+            self._free_memory(record)
             if outcome.finish == "complete":
                 self._fleet.trust(placed.rank)
                 self._learn(placed, outcome)
+                self._note_length(placed.ask, outcome)
                 if placed.rank.continued is not None:
                     self._note_answer(record, outcome)
             else:
@@ -262,6 +266,7 @@ class Brain:
         """A booking that nobody will use."""
         record = self._bookings.release(booking_id, self._clock())
         if record is not None:
+            self._free_memory(record)
             self._excuse(record.owner.rank, record)
             self._forget_dispatch(record)
 
@@ -293,6 +298,13 @@ class Brain:
     def ranks(self, model: str, lora: str | None) -> Sequence[Rank]:
         """Who serves a model now, whatever the request."""
         return self._fleet.routable(model, lora).ranks
+
+    def memory(self, model: str) -> TenantMemory:
+        """What of the memory of a model's engines each tenant will hold."""
+        memory = self._memories.get(model)
+        if memory is None:
+            memory = self._memories[model] = TenantMemory()
+        return memory
 
     def look(self, ask: Ask, now: float) -> Look:
         """Who can serve a request, and what each holds of it. Raises `NoEngine`, `BadRequest` and `ContextTooLong` for
@@ -370,11 +382,14 @@ class Brain:
         chosen, prompt = decision.scored[0].candidate, ask.prompt
         rank = look.ranks[look.candidates.index(chosen)]
         output_tokens *= ask.choices
+        memory = self.memory(ask.model)
         tokens, size, booked, held = prompt.tokens, rank.block_size, rank.booked, chosen.held_tokens
         keys = prompt.keys.get(size, _NO_KEYS)
         uncached = tokens - chosen.hit_tokens
         promised = promised_tokens(rank, held, tokens) if held else 0
         prefill_ms = chosen.rates.prefill_ms(uncached, tokens)
+        answer_tokens = ask.choices * memory.answer_tokens(ask.tenant, ask.max_output_tokens)
+        memory.hold(ask.tenant, uncached + answer_tokens)
         record = self._bookings.book(
             booked,
             Placed(rank, ask, keys, chosen.hit_tokens, promised, booked.requests == 0, prefill_ms / rank.factor.value),
@@ -383,6 +398,8 @@ class Brain:
             prefill_tokens=uncached,
             kv_tokens=tokens + output_tokens,
             fresh_tokens=uncached + output_tokens,
+            answer_tokens=answer_tokens,
+            grown_tokens=self._grown_tokens(rank, uncached + answer_tokens),
             last_key=_last_new_key(rank, prompt, keys, held_tokens=held, size=size),
             streams=ask.stream,
         )
@@ -410,7 +427,23 @@ class Brain:
         elif prompt.exact:
             rank.confidence.dispatched(uncached_blocks, at=now)
 
+    def _grown_tokens(self, rank: Rank, tokens: int) -> int:
+        """What counts of a request that will hold so many.
+
+        Long ones do not: after a while they are sent though there is no memory for them, and would keep out all others.
+        """
+        share = 1.0 if self.room is None else self.room.rule.patient_share
+        return tokens if tokens < share * rank.capacity_tokens else 0
+
+    def _free_memory(self, record: Record[Placed]) -> None:
+        ask = record.owner.ask
+        self.memory(ask.model).free(ask.tenant, record.prefill_tokens + record.answer_tokens)
+
     # --- learning
+
+    def _note_length(self, ask: Ask, outcome: Outcome) -> None:
+        if outcome.usage is not None:
+            self.memory(ask.model).answered(ask.tenant, outcome.usage.output_tokens // ask.choices)
 
     def _note_failed(self, record: Record[Placed], outcome: Outcome, now: float) -> None:
         """It has not ended well, which need not be the engine's fault."""

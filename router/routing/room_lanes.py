@@ -28,12 +28,21 @@ class LaneName(NamedTuple):
     tenant: str
 
 
+class Needed(NamedTuple):
+    """Tokens of KV cache: soon, and by the end of its answer, 0 if that does not count."""
+
+    now: int
+    grown: int
+
+
 class Waiting:
     """One request in the room.
 
     place       seconds: what the line is ordered by
     yields_s    what arrives later than this after it does not go before it
     prefill_ms  its own prefill where most of it is held, when last looked at
+    lacks       what no free engine's memory had room for then; it counts until `lacks_until`
+    leads       its tenant held much more of that memory than others
     settle      called once, with the booking or with why there is none, unless it is cancelled before
     """
 
@@ -43,7 +52,10 @@ class Waiting:
         "booking",
         "cancel",
         "held_for",
+        "lacks",
+        "lacks_until",
         "lane",
+        "leads",
         "move",
         "place",
         "prefill_ms",
@@ -61,6 +73,9 @@ class Waiting:
         self.move = 0  # odd while it stands in a heap; what a heap holds of an earlier move is out of date
         self.booking: Booking | None = None
         self.lane: Lane | None = None
+        self.lacks: Needed | None = None
+        self.lacks_until = 0.0
+        self.leads = False
         self.settle: Settle | None = None
         self.cancel: Callable[[], None] = nothing
 

@@ -3,7 +3,8 @@
 place ──somebody is free, nobody waits──> booked at once
   └────> in line, or held for the engine that has the cache ──an engine is free──> booked, its siblings with it
 
-Order of precedence: priority, then the tenant that has had least, then the place in line (`room_rule.py`). The clock is
+Order of precedence: priority, then the tenant that has had least, then the place in line (`room_rule.py`). The tenant
+whose answers fill most of the engines' memory leaves room there for the others (`tenant_memory.py`). The clock is
 handed in: the gateway's, or a replay's virtual one.
 """
 
@@ -20,8 +21,9 @@ import msgspec
 from router.core import Ask, Booking, Candidate
 from router.errors import NoEngine, RoomFull, WaitedTooLong, WarmrouteError
 from router.routing.fleet import Rank
-from router.routing.room_lanes import Lane, LaneName, Target, Waiting, nothing
+from router.routing.room_lanes import Lane, LaneName, Needed, Target, Waiting, nothing
 from router.routing.room_rule import RoomRule
+from router.routing.tenant_memory import LEAD, TenantMemory
 from router.routing.tenant_shares import TenantShares
 
 FAMILY = 16
@@ -30,6 +32,10 @@ SET_ASIDE = 8
 """After so many that nobody can take just now, those behind them wait too: no look is to become a look at all."""
 FULL = 0.95
 """Share of its KV memory in use from which on an engine has no room for anybody."""
+GROWTH = 0.1
+"""Of the answers that are expected there, so much room is left in its memory by a tenant that holds much of it."""
+LOOKS = 16
+"""After so many looks in vain in one lane the rest of it waits for the next change: none is to become a look at all."""
 EXPECTED_OUTPUT_TOKENS = 256
 """Of an answer nothing is known of; a request's own limit counts where it is lower."""
 AGAIN_AT_ONCE = 16
@@ -57,6 +63,10 @@ class Desk(Protocol):
 
     def ranks(self, model: str, lora: str | None) -> Sequence[Rank]:
         """Who serves a model now, whatever the request."""
+        ...
+
+    def memory(self, model: str) -> TenantMemory:
+        """What of the KV memory of a model's engines each tenant holds and will hold."""
         ...
 
     def look(self, ask: Ask, now: float) -> Look:
@@ -124,6 +134,7 @@ class WaitingRoom:
         self._looked_again_at = -inf
         self._rested: dict[Target, float] = {}  # when a rank that finished a prefill may begin the next
         self._due = inf  # when we are called back
+        self.lacking_memory = 0  # who waits and found none when it was looked at last
 
     def __len__(self) -> int:
         return len(self.waiting)
@@ -151,6 +162,7 @@ class WaitingRoom:
         Raises NoEngine, and RoomFull for a request that would not be placed in time.
         """
         look = self._desk.look(ask, now)
+        self._desk.memory(ask.model).came(ask.tenant, now)
         if not self.waiting and self._all_have_room(look.ranks, ask, now):  # mostly so: there is nothing to weigh
             self.stats.placed_at_once += 1
             return self._book(ask, look, None, now)
@@ -221,6 +233,7 @@ class WaitingRoom:
         self._body_bytes -= waiting.ask.body_bytes
         lane = waiting.lane
         assert lane is not None, "who waits stands in a lane"
+        self._note_lacks(waiting, None)
         twins = _name_of_prompt(waiting, lane.name)
         if twins is not None:
             del self._twins[twins][waiting]
@@ -347,38 +360,57 @@ class WaitingRoom:
 
     def _send_first(self, lane: Lane, set_aside: list[Waiting], now: float) -> bool:
         ranks = self._desk.ranks(lane.name.model, lane.name.lora)
-        free = [rank.target for rank in ranks if self._is_free(rank, now)]
+        idle = [self._is_free(rank, now) for rank in ranks]
+        free = [rank for rank, is_idle in zip(ranks, idle, strict=True) if is_idle]
         if not free and ranks:
             return False
+        targets, looks = [rank.target for rank in free], 0
         self._let_go(lane, ranks)
-        while (waiting := lane.first(free)) is not None and self._may_pass(waiting, set_aside):
+        while (waiting := lane.first(targets)) is not None and self._may_pass(waiting, set_aside):
+            looks += 1
+            if looks > LOOKS:
+                return False
+            if _still_lacks(waiting, free, now):
+                self._put_aside(waiting, self._for_the_soonest(ranks, idle), set_aside)
+                continue
             try:
                 look = self._desk.look(waiting.ask, now)
             except NoEngine as error:
                 self._fail(waiting, error)
                 continue
+            self._desk.memory(waiting.ask.model).came(waiting.ask.tenant, now)
             before = waiting.place
             verdict = self._judge(waiting, look, now)
             waiting.place = self._place_in_line(waiting)
             if waiting.place > before:
                 lane.line_up(waiting)  # its prefix has gone: others may come first now
-                if lane.first(free) is not waiting:
+                if lane.first(targets) is not waiting:
                     continue
-            if verdict.held_for is not None:
-                lane.hold(waiting, verdict.held_for, verdict.gain_ms)
-                if not verdict.free:
-                    self._unfit[waiting] = None
-            elif not verdict.free:
-                lane.take_out(waiting)
-                set_aside.append(waiting)
-            else:
+            if verdict.free and verdict.held_for is None:
                 self._send_with_twins(lane, waiting, look, verdict.free, now)
                 return True
+            self._put_aside(waiting, verdict, set_aside)
         return False
 
+    def _put_aside(self, waiting: Waiting, verdict: _Verdict, set_aside: list[Waiting]) -> None:
+        """Out of the line, for an engine or until all have been looked at."""
+        lane = waiting.lane
+        assert lane is not None, "who waits stands in a lane"
+        if verdict.held_for is not None:
+            lane.hold(waiting, verdict.held_for, verdict.gain_ms)
+            if not verdict.free:
+                self._unfit[waiting] = None
+        else:
+            lane.take_out(waiting)
+            set_aside.append(waiting)
+
     def _may_pass(self, waiting: Waiting, set_aside: Sequence[Waiting]) -> bool:
-        """Whether it may go before those that nobody can take just now."""
-        return len(set_aside) < SET_ASIDE and all([waiting.arrived_at < w.arrived_at + w.yields_s for w in set_aside])
+        """Whether it may go before those that nobody can take just now.
+
+        What keeps a tenant from taking still more of the memory keeps nobody else.
+        """
+        before = [w for w in set_aside if w.lane is waiting.lane or not w.leads]
+        return len(before) < SET_ASIDE and all([waiting.arrived_at < w.arrived_at + w.yields_s for w in before])
 
     def _send_with_twins(self, lane: Lane, waiting: Waiting, look: Look, among: Sequence[int], now: float) -> None:
         """Siblings of a best-of-n go where the first goes: there its prompt is about to be held."""
@@ -422,18 +454,23 @@ class WaitingRoom:
             waiting_ms = self._waiting_ms(waiting.ask.model) + least
         idle = [self._is_free(rank, now) for rank in ranks]
         patience_over = now - waiting.arrived_at > self.rule.memory_patience_s  # the engine makes room, as it comes
-        output = waiting.ask.max_output_tokens
-        needed = tokens + (EXPECTED_OUTPUT_TOKENS if output is None else min(output, EXPECTED_OUTPUT_TOKENS))
+        needed = self._needed(waiting.ask)
+        waiting.leads = needed.grown > 0
+        self._note_lacks(waiting, None)
         free = [
             i
             for i, (rank, candidate) in enumerate(zip(ranks, candidates, strict=True))
             if (idle[i] or self._can_join(rank, candidate, tokens))
             and (
-                _has_memory(rank, needed - candidate.hit_tokens, now)
-                or (patience_over and needed >= self.rule.patient_share * rank.capacity_tokens)
+                _has_memory(rank, needed, candidate.hit_tokens, now)
+                or (patience_over and needed.now >= self.rule.patient_share * rank.capacity_tokens)
             )
         ]
         if not free:
+            if any(idle):
+                most_held = max([candidate.hit_tokens for candidate in candidates])
+                lacks = Needed(needed.now - most_held, needed.grown and max(1, needed.grown - most_held))
+                self._note_lacks(waiting, lacks, until=now + LOOK_AGAIN_S)
             return self._for_the_soonest(ranks, idle)
         if len(free) == len(ranks) or not self.rule.hold:
             return _Verdict(free)
@@ -450,6 +487,18 @@ class WaitingRoom:
                 if profit > most:
                     held_for, gain_ms, most = rank.target, gain, profit
         return _Verdict(free, held_for, gain_ms)
+
+    def _note_lacks(self, waiting: Waiting, lacks: Needed | None, *, until: float = 0.0) -> None:
+        if waiting.lane is not None:
+            self.lacking_memory += (lacks is not None) - (waiting.lacks is not None)
+            waiting.lacks, waiting.lacks_until = lacks, until
+
+    def _needed(self, ask: Ask) -> Needed:
+        tokens, limit, memory = ask.prompt.tokens, ask.max_output_tokens, self._desk.memory(ask.model)
+        now = tokens + (EXPECTED_OUTPUT_TOKENS if limit is None or limit > EXPECTED_OUTPUT_TOKENS else limit)
+        if memory.lead(ask.tenant) <= LEAD:
+            return Needed(now, 0)
+        return Needed(now, tokens + ask.choices * memory.answer_tokens(ask.tenant, limit))
 
     def _for_the_soonest(self, ranks: Sequence[Rank], idle: Sequence[bool]) -> _Verdict:
         """Nobody who is free can take it: for the busy one that will be free first, if any is busy."""
@@ -489,16 +538,17 @@ class WaitingRoom:
         """
         if self._rested and self._soonest_rested(now) < inf:
             return False
-        few = self.rule.free_tokens
-        needed = ask.prompt.tokens + EXPECTED_OUTPUT_TOKENS
+        few, needed = self.rule.free_tokens, self._needed(ask)
         for rank in ranks:
             booked, usage = rank.booked, rank.load.kv_usage
             if booked.prefill_tokens >= few or booked.requests >= rank.max_running:
                 return False
             if usage and booked.requests:
                 pinned = usage * rank.capacity_tokens + booked.fresh_tokens - rank.fresh_tokens_then
-                if pinned + needed > FULL * rank.capacity_tokens:
+                if pinned + needed.now > FULL * rank.capacity_tokens:
                     return False
+            if needed.grown and not _has_memory(rank, needed, 0, now):
+                return False
         return True
 
     def _can_join(self, rank: Rank, candidate: Candidate, tokens: int) -> bool:
@@ -551,13 +601,36 @@ def _is_full(rank: Rank, now: float) -> bool:
     return pinned is not None and pinned > FULL * rank.capacity_tokens
 
 
-def _has_memory(rank: Rank, tokens: int, now: float) -> bool:
-    """Whether its KV cache has room for so many more: else it would wait there, or push another request out.
+def _has_memory(rank: Rank, needed: Needed, held: int, now: float) -> bool:
+    """Whether its KV cache, which holds so much of a prompt, has room for the rest of the request: else it would wait
+    there, or push another one out.
 
     A request that nothing else is in the way of is the engine's to refuse.
     """
+    booked = rank.booked
+    if not booked.requests:
+        return True
+    growth = 0.0
+    if needed.grown:  # its tenant holds much: all answers are to find room when they have grown, and others some now
+        growth = GROWTH * booked.answer_tokens
+        if not _can_hold(rank, needed.grown - held):
+            return False
     pinned = rank.pinned_tokens(now)
-    return pinned is None or not rank.booked.requests or pinned + tokens <= rank.capacity_tokens
+    return pinned is None or pinned + needed.now - held + growth <= rank.capacity_tokens
+
+
+def _still_lacks(waiting: Waiting, free: Sequence[Rank], now: float) -> bool:
+    """Whether it would find what it found when it was looked at shortly before: none of these has memory for it."""
+    lacks = waiting.lacks
+    if lacks is None or now >= waiting.lacks_until:
+        return False
+    return not any([_has_memory(rank, lacks, 0, now) for rank in free])
+
+
+def _can_hold(rank: Rank, tokens: int) -> bool:
+    """Whether its KV cache has room for so many more once all short requests there have grown to their ends."""
+    capacity = rank.capacity_tokens * (1 + len(rank.peers))
+    return not capacity or rank.booked.grown_tokens + tokens <= capacity
 
 
 def _name_of_prompt(waiting: Waiting, lane: LaneName) -> tuple[LaneName, int, int] | None:

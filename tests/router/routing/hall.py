@@ -16,6 +16,7 @@ from router.errors import NoEngine, WarmrouteError
 from router.routing.bookings import Bookings, Record
 from router.routing.fleet import Rank
 from router.routing.room_rule import RoomRule
+from router.routing.tenant_memory import TenantMemory
 from router.routing.waiting_room import Look, RoomLimits, WaitingRoom
 from tests.timers import Timers
 
@@ -75,7 +76,9 @@ class Hall(Timers):
         self.fits: dict[str, int] = {}
         self.order: list[Seat] = []
         self.seats: dict[str, Seat] = {}
+        self.holders: dict[int, str] = {}  # booking → tenant
         self.looks = 0
+        self.tenants = TenantMemory()
         self.plays = False  # whether engines do what they are sent, one prompt after the other
         self._busy_until: dict[str, float] = {}
         self._names = count(1000)
@@ -98,6 +101,9 @@ class Hall(Timers):
 
     def ranks(self, model: str, lora: str | None) -> Sequence[Rank]:
         return [rank for name, rank in self.all.items() if name in self.alive and rank.instance.model == model]
+
+    def memory(self, model: str) -> TenantMemory:
+        return self.tenants
 
     def look(self, ask: Ask, now: float) -> Look:
         self.looks += 1
@@ -139,7 +145,10 @@ class Hall(Timers):
         ready = look.candidates if among is None else [look.candidates[i] for i in among]
         chosen = min(ready, key=lambda c: (tokens - c.hit_tokens, c.booked_requests))
         uncached = tokens - chosen.hit_tokens
-        record = self._book(chosen.instance, uncached, stream=ask.stream)
+        answer = self.tenants.answer_tokens(ask.tenant, ask.max_output_tokens)
+        record = self._book(chosen.instance, uncached, stream=ask.stream, answer=answer)
+        self.tenants.hold(ask.tenant, uncached + answer)
+        self.holders[record.id] = ask.tenant
         if self.plays:
             ends = max(now, self._busy_until.get(chosen.instance, 0.0)) + uncached * RATES.c1_ms / 1e3
             self._busy_until[chosen.instance] = ends
@@ -152,7 +161,7 @@ class Hall(Timers):
             chosen.hit_tokens, record.prefill_us / 1e3, True, "test",
         )  # fmt: skip
 
-    def _book(self, engine: str, uncached: int, *, stream: bool = True) -> Record[Rank]:
+    def _book(self, engine: str, uncached: int, *, stream: bool = True, answer: int = 0) -> Record[Rank]:
         rank = self.all[engine]
         return self.bookings.book(
             rank.booked,
@@ -162,6 +171,8 @@ class Hall(Timers):
             prefill_tokens=uncached,
             kv_tokens=uncached,
             fresh_tokens=uncached,
+            answer_tokens=answer,
+            grown_tokens=uncached + answer,
             streams=stream,
         )
 
@@ -184,6 +195,11 @@ class Hall(Timers):
         assert seat.booking is not None
         self.bookings.first_token(seat.booking.id, self.now)
 
+    def end_prefill(self, seat: Seat) -> None:
+        """It decodes from now on."""
+        self.first_token(seat)
+        self.settle()
+
     def free(self, booking_id: int) -> None:
         self.bookings.first_token(booking_id, self.now)
 
@@ -192,7 +208,9 @@ class Hall(Timers):
         self._over(seat.booking.id)
 
     def _over(self, booking_id: int) -> None:
-        self.bookings.release(booking_id, self.now)
+        record = self.bookings.release(booking_id, self.now)
+        if record is not None and booking_id in self.holders:
+            self.tenants.free(self.holders.pop(booking_id), record.grown_tokens)
         self.room.wake(self.now)
 
     def ask(
@@ -233,7 +251,7 @@ class Hall(Timers):
 
     def nothing_left(self) -> None:
         room = self.room
-        assert (len(room), room.held, room._body_bytes) == (0, 0, 0)
+        assert (len(room), room.held, room._body_bytes, room.lacking_memory) == (0, 0, 0, 0)
         assert (room._lanes, room._twins, room.waiting) == ({}, {}, {})
 
 

@@ -68,6 +68,9 @@ class Lobby(World, Timers):
         for rank in self.fleet:
             booked = rank.booked
             assert (booked.requests, booked.kv_tokens, booked.prefill_tokens, booked.prefill_us) == (0, 0, 0, 0)
+            assert booked.grown_tokens == 0
+        for memory in self.brain._memories.values():
+            assert (memory._held, memory._total) == ({}, 0)
 
 
 def decodes(lobby: Lobby, *, owed_s: float) -> None:
@@ -482,6 +485,57 @@ async def test_with_many_waiting_beside_a_suspect_each_is_looked_at_a_few_times(
     for number in range(200):
         lobby.waits(Ask(f"r{number}", "m", Prompt(2_048 + number, 0, {})))
     assert looks() <= 5 * 201
+
+
+# --- memory
+
+
+def holds(lobby: Lobby, engine: str = "a") -> tuple[int, int]:
+    """Expected tokens of answers there, and of all short requests by the ends of those."""
+    booked = lobby.rank(engine).booked
+    return booked.answer_tokens, booked.grown_tokens
+
+
+async def test_a_request_will_hold_its_uncached_tokens_and_an_answer_as_its_tenants_are_until_it_is_over() -> None:
+    lobby = Lobby("a", capacity_tokens=400_000)
+    first = lobby.booked(ask(text(0), tenant="t"))
+    assert holds(lobby) == (256, 2_048 + 256)
+    lobby.brain.release(first.id, outcome(tenant="t", usage=Usage(2_048, 700, 0)))
+    assert holds(lobby) == (0, 0)
+    for number, limit in ((1, None), (2, 100)):
+        lobby.booked(ask(text(number, 1_000), id=f"r{number}", tenant="t", max_output_tokens=limit))
+    assert holds(lobby) == (700 + 100, 2 * 1_000 + 700 + 100)
+
+
+async def test_of_several_answers_to_one_prompt_each_takes_memory() -> None:
+    lobby = Lobby("a", capacity_tokens=400_000)
+    booking = lobby.booked(ask(text(0), tenant="t", choices=4))
+    assert holds(lobby) == (1_024, 2_048 + 1_024)
+    lobby.brain.release(booking.id, outcome(tenant="t", usage=Usage(2_048, 2_000, 0)))
+    lobby.booked(ask(text(1), tenant="t"))
+    assert holds(lobby) == (500, 2_548)
+
+
+async def test_a_long_request_is_not_counted_since_it_would_keep_out_all_short_ones() -> None:
+    """From 5 % of the memory on: 2,048 + 256 of 46,080."""
+    for capacity, counted in ((46_080, 0), (46_081, 2_304)):
+        lobby = Lobby("a", capacity_tokens=capacity)
+        lobby.booked(ask(text(0)))
+        assert holds(lobby) == (256, counted)
+
+
+async def test_a_request_whose_client_leaves_as_it_is_placed_holds_nothing() -> None:
+    lobby = Lobby("a", capacity_tokens=400_000)
+    busy = lobby.booked(ask(text(0, 9_000)))
+    waiting = asyncio.ensure_future(lobby.brain.place(ask(text(1, 9_000), id="r2")))
+    await turn()
+    lobby.first_token(busy)
+    lobby.run_for(0.2)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    lobby.brain.release(busy.id, outcome())
+    lobby.nothing_left()
 
 
 # --- on a real loop

@@ -618,6 +618,112 @@ def test_decoding_counts_against_a_tenant_too() -> None:
     assert next(turns(hall)).ask.tenant == "talker"
 
 
+# --- memory
+
+
+def memory_hall(*engines: str, others: int = 1, requests: int = 47) -> Hall:
+    """100,000 tokens of memory, half of it in use. `large` has so many requests there, and others have been here.
+
+    Prompts take 1,000 tokens and answers as much, so that those 47 will have 94,000.
+    """
+    hall = Hall(*(engines or "a"), rule=RoomRule(free_tokens=100_000))
+    for engine in hall.all:
+        hall.tells(engine, 0.001)
+    for number in range(requests * len(hall.all)):
+        hall.first_token(talks(hall, f"l{number}", "large"))
+    for number in range(others):
+        hall.tenants.came(f"small{number}", hall.now)
+    return hall
+
+
+def talks(hall: Hall, id: str, tenant: str, tokens: int = 1_000) -> Seat:
+    return hall.ask(id, tokens, tenant=tenant, max_output_tokens=1_000)
+
+
+def test_who_holds_most_of_the_memory_gets_only_what_all_answers_leave_when_they_have_grown() -> None:
+    hall = memory_hall()
+    assert [talks(hall, f"r{number}", "large").waits for number in range(4)] == [False, False, False, True]
+    assert hall.room.lacking_memory == 1
+    assert not talks(hall, "other", "small0").waits
+    for seat in hall.order[:2]:
+        hall.end(seat)
+    hall.settle()
+    assert hall.seats["r3"].on == "a"
+    assert hall.room.lacking_memory == 0
+
+
+def test_and_leaves_a_tenth_of_all_answers_free_of_what_is_free_now() -> None:
+    """40 answers of 1,000: 40,000 + 1,000 + 256 tokens and a tenth of 40,000 are to fit."""
+    hall = memory_hall(requests=40)
+    hall.tells("a", 0.9475)
+    assert not talks(hall, "fits", "large", tokens=994).waits
+    hall.tells("a", 0.9476)
+    assert talks(hall, "waits", "large", tokens=994).waits
+    assert not talks(hall, "other", "small0").waits
+
+
+def test_alone_a_tenant_fills_the_memory_as_it_is_free() -> None:
+    hall = memory_hall(others=0)
+    assert not any(talks(hall, f"r{number}", "large").waits for number in range(10))
+
+
+def test_for_whoever_has_asked_for_nothing_for_a_minute_no_room_is_left() -> None:
+    hall = memory_hall()
+    hall.run_until(61.0)
+    hall.tells("a", 0.5)
+    assert not any(talks(hall, f"r{number}", "large").waits for number in range(10))
+
+
+def test_tenants_that_hold_alike_leave_each_other_nothing() -> None:
+    """Each has half of 48 requests there."""
+    hall = memory_hall(requests=24, others=0)
+    for number in range(24):
+        hall.first_token(talks(hall, f"s{number}", "small0"))
+    assert not any(talks(hall, f"r{number}", "large").waits for number in range(5))
+
+
+def test_a_long_prompt_of_theirs_does_not_wait_for_memory_for_ever() -> None:
+    hall = memory_hall(requests=50)
+    long, short = talks(hall, "long", "large", tokens=5_000), talks(hall, "short", "large")
+    hall.run_until(5.9)
+    assert long.waits
+    hall.run_until(6.6)
+    assert long.on == "a"
+    assert short.waits
+
+
+def test_those_who_wait_for_their_tenants_memory_keep_nobody_else() -> None:
+    """Eight that find no memory are as many as others would wait behind."""
+    hall = memory_hall(requests=50)
+    for number in range(20):
+        talks(hall, f"r{number}", "large")
+    hall.tells("a", 0.999)
+    assert talks(hall, "other", "small0").waits
+    hall.tells("a", 0.9)
+    hall.run_until(1.0)
+    assert hall.seats["other"].on == "a"
+    assert len(hall.room) == 20
+
+
+def test_an_idle_engine_takes_whatever_it_is_asked() -> None:
+    hall = memory_hall("a", "b", requests=50)
+    for seat in hall.order:
+        if seat.on == "b":
+            hall.end(seat)
+    assert talks(hall, "huge", "large", tokens=99_500).on == "b"
+
+
+def test_a_look_at_a_lane_that_finds_no_memory_is_not_a_look_at_all_of_it() -> None:
+    hall = memory_hall(requests=50)
+    hall.occupy("a", 1)
+    for number in range(500):
+        talks(hall, f"r{number}", "large")
+    hall.run_until(0.1)
+    before = hall.looks
+    hall.run_until(10.1)
+    assert hall.looks - before <= 16 * 21  # twice a second
+
+
 # --- siblings
 
 
