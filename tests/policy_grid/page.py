@@ -8,9 +8,9 @@ from statistics import fmean
 from router.lab.measures import FIXED, SCALED
 from router.lab.report import percent, seconds
 from tests.policy_grid import words
-from tests.policy_grid.cells import ARMS, Cell
+from tests.policy_grid.cells import ARMS, ELSEWHERE, Cell
 from tests.policy_grid.state import Key, Run
-from tests.policy_grid.verdict import LONG, MAIN, Promise, Verdict, of_arm, worst_first
+from tests.policy_grid.verdict import LONG, MAIN, Promise, Verdict, judge, of_arm, worst_first
 
 _INTRODUCTION = f"""\
 Each cell is a trace replayed in virtual time through the gateway's own placement, on simulated engines with the step
@@ -25,13 +25,16 @@ to {SCALED.ttft_s:g} s + {SCALED.solo_factor:g} × the prompt's own prefill, and
 Promised: in mean TTFT, goodput and scaled goodput `kv_aware` is at most 2 % worse than the best baseline of each; p90
 and maximum of the TTFT of prompts from 32,768 tokens on are at most 20 % above LMetric's. *broken*: beyond the 95 %
 interval of the differences between seeds as well; *open*: in the mean, but within the interval. Positive differences
-are worse. A cell with one seed has no interval. Of a baseline marked with † long prompts wait themselves more than 20 %
+are worse. A cell with one seed has no interval. Where one tenant sends ten times as much as another, that one's p90
+TTFT is at most 15 % above what it is alone. Of a baseline marked with † long prompts wait themselves more than 20 %
 longer than LMetric's.
 """
 
 
 def page(verdicts: Sequence[Verdict], runs: Mapping[Key, Run], tag: str) -> str:
+    elsewhere = words.counts(judge(verdict.cell, runs, baselines=ELSEWHERE) for verdict in verdicts)
     parts = ["# Policies side by side", _INTRODUCTION, f"Code {tag}. {words.counts(verdicts)}.", ""]
+    parts += [f"Against rules as other gateways have them, without `:room`, `:wspt` and `:shortest`: {elsewhere}.", ""]
     parts += ["## Promises not kept, the worst first", ""]
     parts += [f"- **{v.status}** {v.cell.name}: {'; '.join(map(words.fault, v.faults))}" for v in worst_first(verdicts)]
     families = dict.fromkeys(verdict.cell.family for verdict in verdicts)

@@ -1,12 +1,13 @@
 """Whether kv_aware keeps its promises in a cell.
 
 It is not worse than the best baseline of each measure by more than 2 %, beyond what the interval of the seeds leaves
-open; and its long prompts do not pay for that: their TTFT is at most 20 % above LMetric's.
+open; and its long prompts do not pay for that: their TTFT is at most 20 % above LMetric's. Where a tenant sends ten
+times as much as another, that one's p90 TTFT is at most 15 % above what it is alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf, sqrt
 from statistics import fmean, stdev
 from typing import Literal
@@ -27,7 +28,7 @@ STATUSES: tuple[Status, ...] = ("broken", "open", "kept", "unfinished")
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """field: of Measures. allowed: by how much it may be worse, as a share of the other's."""
+    """field: of Measures, or of Run. allowed: by how much it may be worse, as a share of the other's."""
 
     name: str
     field: str
@@ -48,6 +49,7 @@ LONG = (
     Promise("p90 TTFT ≥ 32k", "ttft_long_p90_s", "low", 0.2, interval=False),
     Promise("max TTFT ≥ 32k", "ttft_long_max_s", "low", 0.2, interval=False),
 )
+BESIDE = Promise("p90 TTFT of the small tenant", "tenant_p90_s", "low", 0.15, interval=False)
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -93,18 +95,29 @@ class Verdict(msgspec.Struct, frozen=True):
         return max((fault.over for fault in self.faults), default=-inf)
 
 
-def judge(cell: Cell, runs: Mapping[Key, Run]) -> Verdict:
+def judge(cell: Cell, runs: Mapping[Key, Run], *, baselines: Collection[str] | None = None) -> Verdict:
+    """`baselines`: only these of the cell's arms count; None: all but our own."""
     by_arm = {arm: measures for arm in cell.arms if (measures := of_arm(cell, arm, runs)) is not None}
     if len(by_arm) < len(cell.arms):
         return Verdict(cell, "unfinished")
-    baselines = [arm for arm in cell.arms if arm not in NOT_BASELINES]
+    counted = [arm for arm in cell.arms if arm not in NOT_BASELINES and (baselines is None or arm in baselines)]
     comparisons = []
     for promise in MAIN:
-        against = [best(promise, baselines, by_arm), *cell.against]
+        against = [best(promise, counted, by_arm), *cell.against]
         comparisons += [compare(promise, by_arm, arm) for arm in dict.fromkeys(against) if arm is not None]
     comparisons += _long(by_arm, OURS)
+    if cell.alone is not None:
+        comparisons.append(_beside(cell, cell.alone, runs))
     found = {comparison.status for comparison in comparisons}
     return Verdict(cell, next(status for status in STATUSES if status in found or status == "kept"), comparisons)
+
+
+def _beside(cell: Cell, tenant: str, runs: Mapping[Key, Run]) -> Comparison:
+    """What the others' load does to a tenant."""
+    told = [runs[Key(cell.name, OURS, seed)].tenant_p90_s for seed in range(cell.seeds)]
+    ours, alone = _mean(one[tenant] for one in told), _mean(one[f"{tenant} alone"] for one in told)
+    worse = ours / alone - 1.0 if ours is not None and alone else 0.0
+    return Comparison(BESIDE, f"{tenant} alone", ours, alone, worse, 0.0)
 
 
 def of_arm(cell: Cell, arm: str, runs: Mapping[Key, Run]) -> list[Measures] | None:
