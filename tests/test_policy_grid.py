@@ -21,7 +21,7 @@ from router.lab.replay import Setup
 from router.lab.traces import Trace, TraceRequest
 from tests.policy_grid import __main__ as command
 from tests.policy_grid import state, workloads
-from tests.policy_grid.cells import ARMS, NOT_BASELINES, OURS, STRONG, Cell, grid
+from tests.policy_grid.cells import ARMS, ELSEWHERE, NOT_BASELINES, OURS, STRONG, Cell, grid
 from tests.policy_grid.page import page, tenant_p90_s
 from tests.policy_grid.run import Batch, Job, pending, run_all, run_one
 from tests.policy_grid.state import Key, Run
@@ -286,6 +286,35 @@ def test_the_tag_follows_the_code_that_is_loaded() -> None:
 
 
 # -- verdicts
+
+
+@pytest.mark.parametrize(("beside_s", "status"), [(1.14, "kept"), (1.16, "broken")])
+def test_ten_times_anothers_load_may_raise_a_tenants_p90_by_15_percent(beside_s: float, status: str) -> None:
+    cell = msgspec.structs.replace(small_cell(), alone="small")
+    runs = results(cell, kv_aware=same(3), kv_aware__push=same(3), lmetric=same(3))
+    runs = {
+        key: msgspec.structs.replace(run, tenant_p90_s={"large": 9.0, "small": beside_s, "small alone": 1.0})
+        for key, run in runs.items()
+    }
+    verdict = judge(cell, runs)
+    assert verdict.status == status
+    beside = verdict.comparisons[-1]
+    assert (beside.against, beside.ours, beside.theirs) == ("small alone", beside_s, 1.0)
+
+
+def test_only_some_of_the_arms_may_be_asked_for_as_baselines() -> None:
+    cell = small_cell((OURS, "kv_aware:push", "lmetric", "lmetric:room"))
+    runs = results(
+        cell, kv_aware=same(3), kv_aware__push=same(3), lmetric=same(3), lmetric__room=same(3, ttft_mean_s=0.001)
+    )
+    assert judge(cell, runs).status == "broken"
+    assert judge(cell, runs, baselines=("lmetric",)).status == "kept"
+
+
+def test_what_other_gateways_do_is_done_at_arrival_and_first_come_first_served() -> None:
+    arms = [parse_arm(name) for name in ELSEWHERE]
+    assert all(arm.room is None and arm.order == "first_come" for arm in arms)
+    assert {arm.policy for arm in arms} == {parse_arm(name).policy for name in ARMS} - {OURS}
 
 
 def test_no_worse_than_the_best_is_kept() -> None:
