@@ -15,6 +15,7 @@ import json
 import secrets
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,8 @@ class Tenants:
             self._keys[name] = await accounts.key(await accounts.project(self._ids[name]))
         await database.aclose()
         await self._running.__aenter__()
-        self._http = httpx.AsyncClient(base_url=self._running.url, timeout=120, trust_env=False)
+        limits = httpx.Limits(max_connections=None)
+        self._http = httpx.AsyncClient(base_url=self._running.url, timeout=600, trust_env=False, limits=limits)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -167,6 +169,18 @@ class Tenants:
                 **(headers or {}),
             },
         )
+
+    async def first_token_s(self, who: str, body: dict[str, Any]) -> float:
+        """Of a streamed chat that is read to its end."""
+        began, first = time.monotonic(), None
+        headers = {"authorization": f"Bearer {self._keys[who]}"}
+        async with self._http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
+            answer.raise_for_status()
+            async for line in answer.aiter_lines():
+                if first is None and line.startswith("data: {") and json.loads(line[6:])["choices"]:
+                    first = time.monotonic()
+        assert first is not None, "an answer without a token"
+        return first - began
 
 
 async def examine(urls: list[str], model: str) -> dict[str, Any]:
