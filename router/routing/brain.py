@@ -27,11 +27,12 @@ from router.routing.index import BlockIndex
 from router.routing.receipts import Receipts
 from router.routing.recent import RecentDispatches
 from router.routing.room_lanes import Waiting
+from router.routing.room_memory import EXPECTED_OUTPUT_TOKENS
 from router.routing.room_rule import RoomRule
 from router.routing.sent import SentIndex
 from router.routing.shadow import Shadows
 from router.routing.tenant_memory import TenantMemory
-from router.routing.waiting_room import EXPECTED_OUTPUT_TOKENS, Look, RoomLimits, WaitingRoom
+from router.routing.waiting_room import Look, RoomLimits, WaitingRoom
 
 FURTHER_ATTEMPTS = 8
 RETRY_AFTER_S = 2.0

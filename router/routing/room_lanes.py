@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from router.core import Ask, Booking
 from router.errors import WarmrouteError
+from router.routing.room_memory import Needed
 
 Target = tuple[str, int]
 """(instance, rank)"""
@@ -26,13 +27,6 @@ class LaneName(NamedTuple):
     lora: str | None
     priority: int
     tenant: str
-
-
-class Needed(NamedTuple):
-    """Tokens of KV cache: soon, and by the end of its answer, 0 if that does not count."""
-
-    now: int
-    grown: int
 
 
 class Waiting:

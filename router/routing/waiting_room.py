@@ -21,23 +21,27 @@ import msgspec
 from router.core import Ask, Booking, Candidate
 from router.errors import NoEngine, RoomFull, WaitedTooLong, WarmrouteError
 from router.routing.fleet import Rank
-from router.routing.room_lanes import Lane, LaneName, Needed, Target, Waiting, nothing
+from router.routing.room_lanes import Lane, LaneName, Target, Waiting, nothing
+from router.routing.room_memory import (
+    EXPECTED_OUTPUT_TOKENS,
+    FULL,
+    Needed,
+    has_memory,
+    is_full,
+    lacking,
+    needed_by,
+    still_lacks,
+)
 from router.routing.room_rule import RoomRule
-from router.routing.tenant_memory import LEAD, TenantMemory
+from router.routing.tenant_memory import TenantMemory
 from router.routing.tenant_shares import TenantShares
 
 FAMILY = 16
 """Siblings that leave together; what comes behind them is looked at anew: no engine is to get hundreds at once."""
 SET_ASIDE = 8
 """After so many that nobody can take just now, those behind them wait too: no look is to become a look at all."""
-FULL = 0.95
-"""Share of its KV memory in use from which on an engine has no room for anybody."""
-GROWTH = 0.1
-"""Of the answers that are expected there, so much room is left in its memory by a tenant that holds much of it."""
 LOOKS = 16
 """After so many looks in vain in one lane the rest of it waits for the next change: none is to become a look at all."""
-EXPECTED_OUTPUT_TOKENS = 256
-"""Of an answer nothing is known of; a request's own limit counts where it is lower."""
 AGAIN_AT_ONCE = 16
 LOOK_AGAIN_S = 0.5
 """Engines come back, estimates run out: what nothing reports is looked at so often while somebody waits."""
@@ -370,7 +374,7 @@ class WaitingRoom:
             looks += 1
             if looks > LOOKS:
                 return False
-            if _still_lacks(waiting, free, now):
+            if now < waiting.lacks_until and still_lacks(waiting.lacks, free, now):
                 self._put_aside(waiting, self._for_the_soonest(ranks, idle), set_aside)
                 continue
             try:
@@ -454,7 +458,7 @@ class WaitingRoom:
             waiting_ms = self._waiting_ms(waiting.ask.model) + least
         idle = [self._is_free(rank, now) for rank in ranks]
         patience_over = now - waiting.arrived_at > self.rule.memory_patience_s  # the engine makes room, as it comes
-        needed = self._needed(waiting.ask)
+        needed = needed_by(waiting.ask, self._desk.memory(waiting.ask.model))
         waiting.leads = needed.grown > 0
         self._note_lacks(waiting, None)
         free = [
@@ -462,15 +466,13 @@ class WaitingRoom:
             for i, (rank, candidate) in enumerate(zip(ranks, candidates, strict=True))
             if (idle[i] or self._can_join(rank, candidate, tokens))
             and (
-                _has_memory(rank, needed, candidate.hit_tokens, now)
+                has_memory(rank, needed, candidate.hit_tokens, now)
                 or (patience_over and needed.now >= self.rule.patient_share * rank.capacity_tokens)
             )
         ]
         if not free:
             if any(idle):
-                most_held = max([candidate.hit_tokens for candidate in candidates])
-                lacks = Needed(needed.now - most_held, needed.grown and max(1, needed.grown - most_held))
-                self._note_lacks(waiting, lacks, until=now + LOOK_AGAIN_S)
+                self._note_lacks(waiting, lacking(needed, candidates), until=now + LOOK_AGAIN_S)
             return self._for_the_soonest(ranks, idle)
         if len(free) == len(ranks) or not self.rule.hold:
             return _Verdict(free)
@@ -492,13 +494,6 @@ class WaitingRoom:
         if waiting.lane is not None:
             self.lacking_memory += (lacks is not None) - (waiting.lacks is not None)
             waiting.lacks, waiting.lacks_until = lacks, until
-
-    def _needed(self, ask: Ask) -> Needed:
-        tokens, limit, memory = ask.prompt.tokens, ask.max_output_tokens, self._desk.memory(ask.model)
-        now = tokens + (EXPECTED_OUTPUT_TOKENS if limit is None or limit > EXPECTED_OUTPUT_TOKENS else limit)
-        if memory.lead(ask.tenant) <= LEAD:
-            return Needed(now, 0)
-        return Needed(now, tokens + ask.choices * memory.answer_tokens(ask.tenant, limit))
 
     def _for_the_soonest(self, ranks: Sequence[Rank], idle: Sequence[bool]) -> _Verdict:
         """Nobody who is free can take it: for the busy one that will be free first, if any is busy."""
@@ -529,7 +524,7 @@ class WaitingRoom:
             return False
         if _runs_all_it_can(rank):
             return False
-        return now >= self._rested.get(rank.target, -inf) and not _is_full(rank, now)
+        return now >= self._rested.get(rank.target, -inf) and not is_full(rank, now)
 
     def _all_have_room(self, ranks: Sequence[Rank], ask: Ask, now: float) -> bool:
         """Whether `_judge` would find everybody free, as far as a glance tells: a fifth of what it costs to ask each.
@@ -538,7 +533,7 @@ class WaitingRoom:
         """
         if self._rested and self._soonest_rested(now) < inf:
             return False
-        few, needed = self.rule.free_tokens, self._needed(ask)
+        few, needed = self.rule.free_tokens, needed_by(ask, self._desk.memory(ask.model))
         for rank in ranks:
             booked, usage = rank.booked, rank.load.kv_usage
             if booked.prefill_tokens >= few or booked.requests >= rank.max_running:
@@ -547,7 +542,7 @@ class WaitingRoom:
                 pinned = usage * rank.capacity_tokens + booked.fresh_tokens - rank.fresh_tokens_then
                 if pinned + needed.now > FULL * rank.capacity_tokens:
                     return False
-            if needed.grown and not _has_memory(rank, needed, 0, now):
+            if needed.grown and not has_memory(rank, needed, 0, now):
                 return False
         return True
 
@@ -592,45 +587,6 @@ def _turn_ms(rank: Rank) -> float:
         return 0.0
     step_ms = _step_of_ms(rank, rank.booked.requests)
     return EXPECTED_OUTPUT_TOKENS * step_ms / (rank.max_running * (1 + len(rank.peers)))
-
-
-def _is_full(rank: Rank, now: float) -> bool:
-    if rank.load.kv_usage <= FULL or not rank.booked.requests:
-        return False
-    pinned = rank.pinned_tokens(now)
-    return pinned is not None and pinned > FULL * rank.capacity_tokens
-
-
-def _has_memory(rank: Rank, needed: Needed, held: int, now: float) -> bool:
-    """Whether its KV cache, which holds so much of a prompt, has room for the rest of the request: else it would wait
-    there, or push another one out.
-
-    A request that nothing else is in the way of is the engine's to refuse.
-    """
-    booked = rank.booked
-    if not booked.requests:
-        return True
-    growth = 0.0
-    if needed.grown:  # its tenant holds much: all answers are to find room when they have grown, and others some now
-        growth = GROWTH * booked.answer_tokens
-        if not _can_hold(rank, needed.grown - held):
-            return False
-    pinned = rank.pinned_tokens(now)
-    return pinned is None or pinned + needed.now - held + growth <= rank.capacity_tokens
-
-
-def _still_lacks(waiting: Waiting, free: Sequence[Rank], now: float) -> bool:
-    """Whether it would find what it found when it was looked at shortly before: none of these has memory for it."""
-    lacks = waiting.lacks
-    if lacks is None or now >= waiting.lacks_until:
-        return False
-    return not any([_has_memory(rank, lacks, 0, now) for rank in free])
-
-
-def _can_hold(rank: Rank, tokens: int) -> bool:
-    """Whether its KV cache has room for so many more once all short requests there have grown to their ends."""
-    capacity = rank.capacity_tokens * (1 + len(rank.peers))
-    return not capacity or rank.booked.grown_tokens + tokens <= capacity
 
 
 def _name_of_prompt(waiting: Waiting, lane: LaneName) -> tuple[LaneName, int, int] | None:
