@@ -62,7 +62,7 @@ def has_memory(rank: Rank, needed: Needed, held: int, now: float) -> bool:
         return True
     growth = 0.0
     if needed.grown:  # its tenant holds much: all answers are to find room when they have grown, and others some now
-        growth = GROWTH * booked.answer_tokens
+        growth = GROWTH * booked.answer_tokens / (1 + len(rank.peers))
         if not _can_hold(rank, needed.grown - held):
             return False
     pinned = rank.pinned_tokens(now)

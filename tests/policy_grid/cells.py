@@ -170,6 +170,8 @@ def _recipes() -> Iterator[Cell]:
     for kind, per_s, seconds in (("prefill", 40, 50.0), ("decode", 300, 15.0)):
         make = _made(partial(synthetic.two_tenants, seconds, per_s, prefill_heavy=kind == "prefill"))
         yield _special_cell(f"two_tenants_{kind}", f"{per_s}/s, 10 : 1", make, alone="small")
+    make = _made(partial(synthetic.two_tenants, 60.0, 240, prefill_heavy=False))  # half as much again as is borne
+    yield _special_cell("two_tenants_overload", "240/s for 60 s, 10 : 1", make, alone="small", arms=STRONG, run_s=4.0)
 
 
 def _disturbed() -> Iterator[Cell]:
@@ -203,9 +205,11 @@ def _special_cell(
     file: str | None = None,
     against: Sequence[str] = (),
     alone: str | None = None,
+    arms: Sequence[str] = ARMS,
+    run_s: float = 0.9,
 ) -> Cell:
     setup = Setup(engines_like(8, 8_192)) if setup is None else setup
-    return Cell(f"special/{name}", "special", words, make, setup, ARMS, SEEDS, 0.9, file, against, alone)
+    return Cell(f"special/{name}", "special", words, make, setup, arms, SEEDS, run_s, file, against, alone)
 
 
 def _made(recipe: Callable[..., Trace]) -> Make:
