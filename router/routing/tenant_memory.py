@@ -12,8 +12,8 @@ from collections import OrderedDict
 
 LEAD = 1.25
 """Who holds more than so many times the mean holds much more: where two are here, 5 of 8 parts of what both hold."""
-HERE_S = 60.0
-"""A tenant counts as here for so long after its last request: others must not fill what it will need in a moment."""
+HERE_S = 600.0
+"""A tenant counts as here for so long after its last request: others are not to fill what it will need."""
 ASSUMED_ANSWER_TOKENS = 256
 MOST_ASSUMED_TOKENS = 1_024
 """The first answers of a tenant are thought to be as long as it allows them to be, up to this."""

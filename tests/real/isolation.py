@@ -175,7 +175,8 @@ class Tenants:
         began, first = time.monotonic(), None
         headers = {"authorization": f"Bearer {self._keys[who]}"}
         async with self._http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
-            answer.raise_for_status()
+            if answer.status_code != 200:
+                raise AssertionError(f"{answer.status_code}: {(await answer.aread())[:500]!r}")
             async for line in answer.aiter_lines():
                 if first is None and line.startswith("data: {") and json.loads(line[6:])["choices"]:
                     first = time.monotonic()

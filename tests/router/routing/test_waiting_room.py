@@ -667,9 +667,9 @@ def test_alone_a_tenant_fills_the_memory_as_it_is_free() -> None:
     assert not any(talks(hall, f"r{number}", "large").waits for number in range(10))
 
 
-def test_for_whoever_has_asked_for_nothing_for_a_minute_no_room_is_left() -> None:
+def test_for_whoever_has_asked_for_nothing_for_ten_minutes_no_room_is_left() -> None:
     hall = memory_hall()
-    hall.run_until(61.0)
+    hall.run_until(601.0)
     hall.tells("a", 0.5)
     assert not any(talks(hall, f"r{number}", "large").waits for number in range(10))
 
