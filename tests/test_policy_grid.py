@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from math import sqrt
 from pathlib import Path
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -23,6 +24,7 @@ from tests.policy_grid import __main__ as command
 from tests.policy_grid import state, workloads
 from tests.policy_grid.cells import ARMS, ELSEWHERE, NOT_BASELINES, OURS, STRONG, Cell, grid
 from tests.policy_grid.page import page, tenant_p90_s
+from tests.policy_grid.plot import COLOURS, plot
 from tests.policy_grid.run import Batch, Job, pending, run_all, run_one
 from tests.policy_grid.state import Key, Run
 from tests.policy_grid.verdict import LONG, MAIN, half_interval, judge, worst_first
@@ -552,3 +554,35 @@ def test_batches_of_a_cell_have_the_seeds_apart() -> None:
 
     assert pending([cell], {}) == [Batch(cell, 0, ["lmetric", "llmd"]), Batch(cell, 1, ["lmetric", "llmd"])]
     assert [batch.takes_s for batch in pending([cell], {})] == [pytest.approx(0.2)] * 2
+
+
+# -- picture
+
+
+def test_what_is_better_than_ours_is_left_of_the_line_and_what_is_worse_right_of_it() -> None:
+    cell = small_cell((OURS, "kv_aware:push", "lmetric", "lmetric:room", "dynamo:wspt"))
+    runs = results(
+        cell,
+        kv_aware=same(3, ttft_mean_s=1.0),
+        kv_aware__push=same(3, ttft_mean_s=1.0),
+        lmetric=same(3, ttft_mean_s=10.0),
+        lmetric__room=same(3, ttft_mean_s=1.0),
+        dynamo__wspt=same(3, ttft_mean_s=0.5),
+    )
+    picture = ElementTree.fromstring(plot([judge(cell, runs)], runs))
+    line = next(float(tick.get("x1", "")) for tick in picture.iterfind("{*}line") if tick.get("stroke") == "#000000")
+    first = {
+        path.get("stroke"): float(path.get("d", "")[1:].split()[0])
+        for path in picture.iterfind("{*}path")
+        if path.get("d")
+    }
+    at = {arm: first[colour] - line for arm, colour in COLOURS.items()}
+    assert at["lmetric:room"] == pytest.approx(0.0, abs=0.1)
+    assert at["lmetric"] > 50
+    assert at["dynamo:wspt"] < -20
+
+
+def test_a_cell_that_is_not_finished_is_not_in_the_picture() -> None:
+    cell = small_cell()
+    runs = results(cell, kv_aware=same(3), lmetric=same(3))
+    assert "small" not in plot([judge(cell, runs)], runs)

@@ -1,7 +1,7 @@
 """All policies on all workloads, in virtual time, and whether kv_aware keeps what it promises in each cell.
 
     python -m tests.policy_grid --traces FOLDER [--only SUBSTRING] [--jobs 2] [--hours 1] [--state FILE] [--tag TEXT]
-                                [--json FILE] [--page FILE]
+                                [--json FILE] [--page FILE] [--plot FILE]
 
 About 40 minutes on two idle cores. FOLDER has mooncake_conversation, mooncake_synthetic, toolagent_like and
 weka_agentic, each as .jsonl or .jsonl.gz; cells whose trace is not there are passed over.
@@ -12,6 +12,7 @@ weka_agentic, each as .jsonl or .jsonl.gz; cells whose trace is not there are pa
 --tag     names the version of the code that runs are kept under; by default a hash of it
 --json    every figure of every run, and the verdicts
 --page    the same as tables of Markdown
+--plot    and as a picture, SVG
 
 Ends with 1 where a promise is broken or a run has failed.
 """
@@ -34,6 +35,7 @@ from router.lab.arms import parse_arm
 from tests.policy_grid import state, words
 from tests.policy_grid.cells import ARMS, Cell, grid
 from tests.policy_grid.page import page, tenant_p90_s
+from tests.policy_grid.plot import plot
 from tests.policy_grid.run import Batch, BatchEnd, Job, pending, run_all
 from tests.policy_grid.state import Key, Run
 from tests.policy_grid.verdict import Verdict, judge, worst_first
@@ -76,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=processes, default=2)
     parser.add_argument("--hours", type=hours, default=1.0)
     parser.add_argument("--tag")
-    for name in ("--state", "--json", "--page"):
+    for name in ("--state", "--json", "--page", "--plot"):
         parser.add_argument(name, type=Path)
     return parser
 
@@ -189,6 +191,8 @@ def _write(options: argparse.Namespace, verdicts: Sequence[Verdict], runs: Mappi
     """Raises OSError."""
     if options.page:
         options.page.write_text(page(verdicts, runs, tag))
+    if options.plot:
+        options.plot.write_text(plot(verdicts, runs))
     if options.json:
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(_facts(verdicts, runs, tag)), indent=1))
 
