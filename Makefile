@@ -59,6 +59,7 @@ fuzz: $(VENV)/.fuzz     ## a million inputs against our parsers, looking for new
 test-real: $(VENV)/.dev ## real vLLM and SGLang servers on this CPU, ENGINES=folder with start_vllm.sh and start_sglang.sh (about 30 minutes)
 	$(BIN)/python -m tests.real --engines $(ENGINES) $(ARGS)
 	$(BIN)/python -m tests.real.isolation --engines $(ENGINES)
+	$(BIN)/python -m tests.real.noisy --engines $(ENGINES)
 
 lock:                   ## writes the lock files anew from pyproject.toml (needs uv)
 	uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --extra build pyproject.toml -o requirements.lock

@@ -26,6 +26,7 @@ WEIGHTS: Mapping[str, float] = {
     "decode": 0.15,
     "crowding": 0.1,
     "memory": 1.0,
+    "turnover": 0.25,
     "price": 0.0,
 }
 """Chosen by replaying three traces of Mooncake (FAST '25) and made-up loads around their knees on 8 simulated engines
@@ -37,7 +38,7 @@ worth, which nobody but the operator knows."""
 
 class KvAware:
     """cost = Σ weight × term (`policies/terms.py`): queue, prefill, neighbours, duplication, decode, crowding,
-    memory, price.
+    memory, turnover, price.
 
     Where there is a TTFT objective, a term `slo` without a weight puts those that would miss it behind those that meet.
 
@@ -56,7 +57,9 @@ class KvAware:
 
         A test holds them against `policies/terms.py`, which says what each of them means.
         """
-        w_queue, w_prefill, w_neighbours, w_duplication, w_decode, w_crowding, w_memory, w_price = self._by_term
+        w_queue, w_prefill, w_neighbours, w_duplication, w_decode, w_crowding, w_memory, w_turnover, w_price = (
+            self._by_term
+        )
         tokens, output, objective = snapshot.tokens, snapshot.output_tokens, snapshot.ttft_slo_ms
         best, sent = 0, False
         for candidate in snapshot.candidates:
@@ -94,6 +97,7 @@ class KvAware:
             crowding = w_crowding * (output * (rates.c3_ms * tokens + rates.c4_ms) * requests)
             full = capacity and pinned + tokens + output > capacity
             memory = w_memory * memory_ms(snapshot, candidate, pinned=pinned) if full else 0.0
+            turnover = w_turnover * own * candidate.recent_tokens / capacity if capacity else 0.0
             price = w_price * money(snapshot, candidate, own_prefill_ms=own, decoding=batch) if w_price else 0.0
             parts = {
                 "queue": queue,
@@ -103,9 +107,10 @@ class KvAware:
                 "decode": decode,
                 "crowding": crowding,
                 "memory": memory,
+                "turnover": turnover,
                 "price": price,
             }
-            value = queue + prefill + neighbours + duplication + decode + crowding + memory + price
+            value = queue + prefill + neighbours + duplication + decode + crowding + memory + turnover + price
             costs.append(Cost(value, parts))
         return costs if objective is None else _with_slo(costs, late)
 

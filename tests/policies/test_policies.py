@@ -66,10 +66,19 @@ def test_kv_aware_parts_are_its_terms_and_sum_to_the_cost() -> None:
             "decode",
             "crowding",
             "memory",
+            "turnover",
             "price",
         }
         assert sum(cost.parts.values()) == pytest.approx(cost.value)
         assert cost.unit == "ms"
+
+
+def test_a_prompt_nobody_has_goes_where_the_cache_has_been_turned_over_least() -> None:
+    """At equal load; a hair of load more does not outweigh what would be pushed out."""
+    fresh = {"capacity_tokens": 400_000, "recent_tokens": 10_000, "booked_prefill_ms": 5.0}
+    turned_over = {"capacity_tokens": 400_000, "recent_tokens": 300_000}
+    assert best(policy(KvAware), shot(turned_over, fresh, tokens=8_000)) == "b"
+    assert best(policy(KvAware, turnover=0.0), shot(turned_over, fresh, tokens=8_000)) == "a"
 
 
 def test_kv_aware_a_block_that_everybody_holds_counts_for_nothing() -> None:

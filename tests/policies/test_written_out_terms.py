@@ -45,6 +45,7 @@ def candidates(draw: st.DrawFn, prompt_tokens: int) -> Candidate:
         kv_usage=draw(st.sampled_from([0.0, 0.3, 1.0])),
         load_age_s=draw(ages),
         capacity_tokens=draw(st.just(0) | tokens),
+        recent_tokens=draw(tokens),
         rates=draw(rates),
         price_per_hour=draw(st.sampled_from([0.0, 0.9, 98.32])),
     )
@@ -77,6 +78,7 @@ def by_terms(snapshot: Snapshot, candidate: Candidate, weights: dict[str, float]
         "decode": terms.decode_ms(snapshot, candidate, pinned=pinned, decoding=batch),
         "crowding": terms.crowding_ms(snapshot, candidate),
         "memory": terms.memory_ms(snapshot, candidate, pinned=pinned),
+        "turnover": terms.turnover_ms(candidate, own_prefill_ms=own),
         "price": terms.money(snapshot, candidate, own_prefill_ms=own, decoding=batch),
     }
     return {term: weights[term] * part for term, part in parts.items()}
