@@ -214,5 +214,26 @@ class Lane:
         return self._serial
 
 
+class SetAside:
+    """Those that nobody can take just now: out of their lines while others are looked at."""
+
+    def __init__(self) -> None:
+        self.all: list[Waiting] = []
+        self._before_everybody: list[Waiting] = []
+        self._before_their_lane: dict[Lane | None, list[Waiting]] = {}
+
+    def add(self, waiting: Waiting) -> None:
+        self.all.append(waiting)
+        if waiting.leads:  # what keeps a tenant from taking still more of the memory keeps nobody else
+            self._before_their_lane.setdefault(waiting.lane, []).append(waiting)
+        else:
+            self._before_everybody.append(waiting)
+
+    def before(self, waiting: Waiting) -> list[Waiting]:
+        """Whom it would go before."""
+        of_lane = self._before_their_lane.get(waiting.lane)
+        return self._before_everybody if of_lane is None else self._before_everybody + of_lane
+
+
 def nothing() -> None:
     pass

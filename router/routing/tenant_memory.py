@@ -2,8 +2,8 @@
 
 Answers fill the memory, and only their ends free it: a tenant that sends many would leave no room for a request of
 another until then. So whoever holds much more than the others is let in only where all that has been placed there still
-fits once every answer is as long as answers of its tenant are, and who holds less than they do may use what is free to
-the last (`waiting_room.py`). Of how a resource is shared by who has least of it: DRF (Ghodsi et al., NSDI '11).
+fits once every answer is as long as answers of its tenant are; others may use what is free now (`room_memory.py`). Who
+has least of a resource is to get it first: DRF (Ghodsi et al., NSDI '11).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import msgspec
 from router.core import Ask, Booking, Candidate
 from router.errors import NoEngine, RoomFull, WaitedTooLong, WarmrouteError
 from router.routing.fleet import Rank
-from router.routing.room_lanes import Lane, LaneName, Target, Waiting, nothing
+from router.routing.room_lanes import Lane, LaneName, SetAside, Target, Waiting, nothing
 from router.routing.room_memory import (
     EXPECTED_OUTPUT_TOKENS,
     FULL,
@@ -328,10 +328,10 @@ class WaitingRoom:
         self._expire(now)
         if self._unfit and now >= self._looked_again_at + LOOK_AGAIN_S:
             self._look_again(now)
-        set_aside: list[Waiting] = []
+        set_aside = SetAside()
         while self._send_next(set_aside, now):
             pass
-        for waiting in set_aside:
+        for waiting in set_aside.all:
             if waiting.lane is not None:
                 waiting.lane.line_up(waiting)
         if self.waiting:
@@ -352,7 +352,7 @@ class WaitingRoom:
             self.stats.expired += 1
             self._fail(oldest, WaitedTooLong("No engine was free in time.", retry_after_s=1.0))
 
-    def _send_next(self, set_aside: list[Waiting], now: float) -> bool:
+    def _send_next(self, set_aside: SetAside, now: float) -> bool:
         """Place the first who can be. False: nobody can."""
         lanes = list(self._lanes.values())
         if len(lanes) > 1:
@@ -362,7 +362,7 @@ class WaitingRoom:
     def _precedence(self, lane: Lane) -> tuple[float, ...]:
         return (-lane.name.priority, self._shares.start(lane.name.tenant))
 
-    def _send_first(self, lane: Lane, set_aside: list[Waiting], now: float) -> bool:
+    def _send_first(self, lane: Lane, set_aside: SetAside, now: float) -> bool:
         ranks = self._desk.ranks(lane.name.model, lane.name.lora)
         idle = [self._is_free(rank, now) for rank in ranks]
         free = [rank for rank, is_idle in zip(ranks, idle, strict=True) if is_idle]
@@ -396,7 +396,7 @@ class WaitingRoom:
             self._put_aside(waiting, verdict, set_aside)
         return False
 
-    def _put_aside(self, waiting: Waiting, verdict: _Verdict, set_aside: list[Waiting]) -> None:
+    def _put_aside(self, waiting: Waiting, verdict: _Verdict, set_aside: SetAside) -> None:
         """Out of the line, for an engine or until all have been looked at."""
         lane = waiting.lane
         assert lane is not None, "who waits stands in a lane"
@@ -406,14 +406,11 @@ class WaitingRoom:
                 self._unfit[waiting] = None
         else:
             lane.take_out(waiting)
-            set_aside.append(waiting)
+            set_aside.add(waiting)
 
-    def _may_pass(self, waiting: Waiting, set_aside: Sequence[Waiting]) -> bool:
-        """Whether it may go before those that nobody can take just now.
-
-        What keeps a tenant from taking still more of the memory keeps nobody else.
-        """
-        before = [w for w in set_aside if w.lane is waiting.lane or not w.leads]
+    def _may_pass(self, waiting: Waiting, set_aside: SetAside) -> bool:
+        """Whether it may go before those that nobody can take just now."""
+        before = set_aside.before(waiting)
         return len(before) < SET_ASIDE and all([waiting.arrived_at < w.arrived_at + w.yields_s for w in before])
 
     def _send_with_twins(self, lane: Lane, waiting: Waiting, look: Look, among: Sequence[int], now: float) -> None:
