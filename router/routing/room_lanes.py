@@ -36,6 +36,7 @@ class Waiting:
     yields_s    what arrives later than this after it does not go before it
     prefill_ms  its own prefill where most of it is held, when last looked at
     lacks       what no free engine's memory had room for then; it counts until `lacks_until`
+    may_crowd   it has waited for memory so long that it may be sent where there is none
     leads       its tenant held much more of that memory than others
     settle      called once, with the booking or with why there is none, unless it is cancelled before
     """
@@ -50,6 +51,7 @@ class Waiting:
         "lacks_until",
         "lane",
         "leads",
+        "may_crowd",
         "move",
         "place",
         "prefill_ms",
@@ -70,6 +72,7 @@ class Waiting:
         self.lacks: Needed | None = None
         self.lacks_until = 0.0
         self.leads = False
+        self.may_crowd = False
         self.settle: Settle | None = None
         self.cancel: Callable[[], None] = nothing
 

@@ -24,6 +24,9 @@ class Needed(NamedTuple):
     grown: int
 
 
+NOTHING = Needed(0, 0)
+
+
 def needed_by(ask: Ask, memory: TenantMemory) -> Needed:
     """With nothing of it cached. By its end counts for a tenant that holds much more than others."""
     tokens, limit = ask.prompt.tokens, ask.max_output_tokens

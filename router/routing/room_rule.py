@@ -44,6 +44,7 @@ class RoomRule(msgspec.Struct, frozen=True):
     head_start_limit_s: float = 300.0  # and never more than this
     memory_patience_s: float = 6.0  # so long a request waits for an engine whose KV memory has room for all of it
     patient_share: float = 0.05  # of that memory; what needs less finds room as answers end, however long it has waited
+    crowded_share: float = 0.125  # of engines, and one at least, may be working off answers for a prompt that waited so
     hold: bool = True
     hold_factor: float = 1.3  # what an engine has still to do takes so much longer: it decodes meanwhile
     hold_slack_s: float = 0.05  # nobody is held for less

@@ -25,6 +25,7 @@ from router.routing.room_lanes import Lane, LaneName, SetAside, Target, Waiting,
 from router.routing.room_memory import (
     EXPECTED_OUTPUT_TOKENS,
     FULL,
+    NOTHING,
     Needed,
     has_memory,
     is_full,
@@ -138,6 +139,7 @@ class WaitingRoom:
         self._looked_again_at = -inf
         self._rested: dict[Target, float] = {}  # when a rank that finished a prefill may begin the next
         self._due = inf  # when we are called back
+        self._crowded: dict[Target, int] = {}  # the last booking that was sent to a rank without memory for it
         self.lacking_memory = 0  # who waits and found none when it was looked at last
 
     def __len__(self) -> int:
@@ -260,6 +262,8 @@ class WaitingRoom:
     def _send(self, waiting: Waiting, look: Look, among: Sequence[int], now: float) -> Booking:
         self._leave(waiting)
         booking = waiting.booking = self._book(waiting.ask, look, among, now)
+        if waiting.may_crowd:
+            self._note_crowded(booking, look, now)
         if waiting.settle is not None:
             self.stats.placed += 1
             self.stats.longest_wait_s = max(self.stats.longest_wait_s, now - waiting.arrived_at)
@@ -454,8 +458,8 @@ class WaitingRoom:
             waiting.prefill_ms = least
             waiting_ms = self._waiting_ms(waiting.ask.model) + least
         idle = [self._is_free(rank, now) for rank in ranks]
-        patience_over = now - waiting.arrived_at > self.rule.memory_patience_s  # the engine makes room, as it comes
         needed = needed_by(waiting.ask, self._desk.memory(waiting.ask.model))
+        may_crowd = waiting.may_crowd = self._may_crowd(waiting, ranks, now)
         waiting.leads = needed.grown > 0
         self._note_lacks(waiting, None)
         free = [
@@ -464,7 +468,7 @@ class WaitingRoom:
             if (idle[i] or self._can_join(rank, candidate, tokens))
             and (
                 has_memory(rank, needed, candidate.hit_tokens, now)
-                or (patience_over and needed.now >= self.rule.patient_share * rank.capacity_tokens)
+                or (may_crowd and needed.now >= self.rule.patient_share * rank.capacity_tokens)
             )
         ]
         if not free:
@@ -486,6 +490,21 @@ class WaitingRoom:
                 if profit > most:
                     held_for, gain_ms, most = rank.target, gain, profit
         return _Verdict(free, held_for, gain_ms)
+
+    def _may_crowd(self, waiting: Waiting, ranks: Sequence[Rank], now: float) -> bool:
+        """Whether it may be sent where there is no memory for it: the engine makes room as answers end, and lets nobody
+        else in until then. So but few engines at a time are to be kept busy that way.
+        """
+        if now - waiting.arrived_at <= self.rule.memory_patience_s:
+            return False
+        crowded = sum([self._crowded.get(rank.target) in rank.booked.prefills for rank in ranks])
+        return crowded < max(1, int(self.rule.crowded_share * len(ranks)))
+
+    def _note_crowded(self, booking: Booking, look: Look, now: float) -> None:
+        target = (booking.instance, booking.rank)
+        for rank in look.ranks:
+            if rank.target == target and not has_memory(rank, NOTHING, 0, now):
+                self._crowded[target] = booking.id
 
     def _note_lacks(self, waiting: Waiting, lacks: Needed | None, *, until: float = 0.0) -> None:
         if waiting.lane is not None:

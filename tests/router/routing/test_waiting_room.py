@@ -346,6 +346,27 @@ def test_it_does_not_wait_for_memory_for_ever() -> None:
     assert seat.on == "a"
 
 
+def test_no_more_than_one_engine_in_eight_works_off_its_answers_for_a_prompt_that_waited_for_memory() -> None:
+    """While it does, it lets nobody else in. The next one gets an engine when the first has had its first token."""
+    hall = Hall("a", "b")
+
+    def tell() -> None:
+        for engine in "ab":
+            hall.tells(engine, 0.9)
+
+    for engine in "ab":
+        hall.free(hall.occupy(engine, 1_000))
+    tell()
+    first, second = hall.ask("first", 50_000), hall.ask("second", 50_000)
+    for _ in range(20):
+        hall.run_until(hall.now + 1.0)
+        tell()
+    assert (first.waits, second.waits) == (False, True)
+    hall.first_token(first)
+    hall.run_until(hall.now + 1.0)
+    assert second.on is not None
+
+
 @pytest.mark.parametrize(("tokens", "waits"), [(4_743, True), (4_744, False)])
 def test_what_needs_little_memory_waits_for_it_as_long_as_it_takes(tokens: int, waits: bool) -> None:
     """With an answer of 256 it needs less than 5 % of 100,000: sent in spite of it, many such would push out others."""
