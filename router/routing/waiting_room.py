@@ -495,10 +495,12 @@ class WaitingRoom:
         """Whether it may be sent where there is no memory for it: the engine makes room as answers end, and lets nobody
         else in until then. So but few engines at a time are to be kept busy that way.
         """
-        if now - waiting.arrived_at <= self.rule.memory_patience_s:
+        waited_s = now - waiting.arrived_at
+        if waited_s <= self.rule.memory_patience_s:
             return False
         crowded = sum([self._crowded.get(rank.target) in rank.booked.prefills for rank in ranks])
-        return crowded < max(1, int(self.rule.crowded_share * len(ranks)))
+        share = max(self.rule.crowded_share, 2 * waited_s / self.limits.wait_s)  # it is not to be refused in the end
+        return crowded < max(1, int(share * len(ranks)))
 
     def _note_crowded(self, booking: Booking, look: Look, now: float) -> None:
         target = (booking.instance, booking.rank)

@@ -367,6 +367,22 @@ def test_no_more_than_one_engine_in_eight_works_off_its_answers_for_a_prompt_tha
     assert second.on is not None
 
 
+def test_but_the_longer_it_has_waited_the_more_of_them_so_that_it_is_not_refused() -> None:
+    """Of two engines one at first, and both after half of the 40 s that it may wait."""
+    hall = Hall("a", "b", limits=RoomLimits(wait_s=40.0))
+    for engine in "ab":
+        hall.free(hall.occupy(engine, 1_000))
+        hall.tells(engine, 0.9)
+    seats = [hall.ask(f"r{number}", 50_000) for number in range(2)]
+    placed = []
+    for _ in range(22):
+        hall.run_until(hall.now + 1.0)
+        for engine in "ab":
+            hall.tells(engine, 0.9)
+        placed.append(sum(not seat.waits for seat in seats))
+    assert (placed[5], placed[8], placed[18], placed[21]) == (0, 1, 1, 2)
+
+
 @pytest.mark.parametrize(("tokens", "waits"), [(4_743, True), (4_744, False)])
 def test_what_needs_little_memory_waits_for_it_as_long_as_it_takes(tokens: int, waits: bool) -> None:
     """With an answer of 256 it needs less than 5 % of 100,000: sent in spite of it, many such would push out others."""
