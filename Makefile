@@ -56,7 +56,7 @@ bench-policies: $(VENV)/.dev ## all policies on recorded and made workloads, ARG
 fuzz: $(VENV)/.fuzz     ## a million inputs against our parsers, looking for new lines; findings in .fuzz/findings (about 15 minutes)
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
-test-real: $(VENV)/.dev ## real vLLM and SGLang servers on this CPU, ENGINES=folder with start_vllm.sh and start_sglang.sh (about 30 minutes)
+test-real: $(VENV)/.dev ## real vLLM and SGLang servers on this CPU, ENGINES=folder with start_vllm.sh and start_sglang.sh (about 45 minutes)
 	$(BIN)/python -m tests.real --engines $(ENGINES) $(ARGS)
 	$(BIN)/python -m tests.real.isolation --engines $(ENGINES)
 	$(BIN)/python -m tests.real.noisy --engines $(ENGINES)

@@ -32,8 +32,8 @@ WEIGHTS: Mapping[str, float] = {
 """Chosen by replaying three traces of Mooncake (FAST '25) and made-up loads around their knees on 8 simulated engines
 (8B, H100), in the waiting room: `make bench-policies`. Without the room 0.5 for neighbours serves better past the knee,
 and worse before it. Below the knee duplication and decode hardly matter within a factor of three; at 1.0 a copy is
-worth making once the queue is twice its prefill. The weight of price is the ms of delay that one unit of money is
-worth, which nobody but the operator knows."""
+worth making once the queue is twice its prefill. Turnover shows on agentic sessions only. The weight of price is the ms
+of delay that one unit of money is worth, which nobody but the operator knows."""
 
 
 class KvAware:

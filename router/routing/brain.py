@@ -27,11 +27,10 @@ from router.routing.index import BlockIndex
 from router.routing.receipts import Receipts
 from router.routing.recent import RecentDispatches
 from router.routing.room_lanes import Waiting
-from router.routing.room_memory import EXPECTED_OUTPUT_TOKENS
 from router.routing.room_rule import RoomRule
 from router.routing.sent import SentIndex
 from router.routing.shadow import Shadows
-from router.routing.tenant_memory import TenantMemory
+from router.routing.tenant_memory import TenantMemory, expected_output
 from router.routing.waiting_room import Look, RoomLimits, WaitingRoom
 
 FURTHER_ATTEMPTS = 8
@@ -339,7 +338,7 @@ class Brain:
         return self._book(ask, decision, now, look, output_tokens=snapshot.output_tokens)
 
     def _snapshot_of(self, ask: Ask, look: Look, now: float) -> Snapshot:
-        prompt, objective, limit = ask.prompt, self._ttft_slo_ms, ask.max_output_tokens
+        prompt, objective = ask.prompt, self._ttft_slo_ms
         return Snapshot(  # by position, as all that is made for every request: keywords cost several times as much
             now,
             prompt.tokens,
@@ -350,7 +349,7 @@ class Brain:
             ask.request_class,
             prompt.turn,
             ask.choices,
-            EXPECTED_OUTPUT_TOKENS if limit is None or limit > EXPECTED_OUTPUT_TOKENS else limit,
+            expected_output(ask.max_output_tokens),
             _prefix(prompt),
             None if objective is None else objective(prompt.tokens),
         )

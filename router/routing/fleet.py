@@ -76,6 +76,7 @@ class Rank:
         "capacity_tokens",
         "confidence",
         "continued",
+        "crowded_by",
         "dispatches",
         "factor",
         "facts",
@@ -149,6 +150,7 @@ class Rank:
         self.load = Load(at=now)
         self.owed_s = 0.0  # by prefills to those who decode, as it was at `owed_at` (room_rule.py)
         self.owed_at = now
+        self.crowded_by = 0  # the last booking that the waiting room sent here without memory for it
         self.fresh_tokens_then = 0  # what we had booked when it told that load
         self.peers: tuple[Rank, ...] = ()  # further ranks that a request sent here may end up on
         self.booked: Booked[Any] = Booked()

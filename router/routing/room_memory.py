@@ -7,10 +7,8 @@ from typing import NamedTuple
 
 from router.core import Ask, Candidate
 from router.routing.fleet import Rank
-from router.routing.tenant_memory import LEAD, TenantMemory
+from router.routing.tenant_memory import LEAD, TenantMemory, expected_output
 
-EXPECTED_OUTPUT_TOKENS = 256
-"""Of an answer nothing is known of; a request's own limit counts where it is lower."""
 FULL = 0.95
 """Share of its KV memory in use from which on an engine has no room for anybody."""
 GROWTH = 0.1
@@ -30,7 +28,7 @@ NOTHING = Needed(0, 0)
 def needed_by(ask: Ask, memory: TenantMemory) -> Needed:
     """With nothing of it cached. By its end counts for a tenant that holds much more than others."""
     tokens, limit = ask.prompt.tokens, ask.max_output_tokens
-    now = tokens + (EXPECTED_OUTPUT_TOKENS if limit is None or limit > EXPECTED_OUTPUT_TOKENS else limit)
+    now = tokens + expected_output(limit)
     if memory.lead(ask.tenant) <= LEAD:
         return Needed(now, 0)
     return Needed(now, tokens + ask.choices * memory.answer_tokens(ask.tenant, limit))

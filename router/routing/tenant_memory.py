@@ -14,13 +14,19 @@ LEAD = 1.25
 """Who holds more than so many times the mean holds much more: where two are here, 5 of 8 parts of what both hold."""
 HERE_S = 600.0
 """A tenant counts as here for so long after its last request: others are not to fill what it will need."""
-ASSUMED_ANSWER_TOKENS = 256
+EXPECTED_OUTPUT_TOKENS = 256
+"""Of an answer nothing is known of; a request's own limit counts where it is lower."""
 MOST_ASSUMED_TOKENS = 1_024
 """The first answers of a tenant are thought to be as long as it allows them to be, up to this."""
 ANSWER_GAIN = 0.05
 """How much of a tenant's mean a further answer makes up."""
 _TENANTS = 10_000
 """So many are remembered at most."""
+
+
+def expected_output(limit: int | None) -> int:
+    """Tokens of an answer nothing is known of but what its request allows."""
+    return EXPECTED_OUTPUT_TOKENS if limit is None or limit > EXPECTED_OUTPUT_TOKENS else limit
 
 
 class TenantMemory:
@@ -36,7 +42,7 @@ class TenantMemory:
 
     def answer_tokens(self, tenant: str, limit: int | None) -> int:
         """How long the tenant's next answer will be: like those before, and no longer than `limit`."""
-        unknown = ASSUMED_ANSWER_TOKENS if limit is None else MOST_ASSUMED_TOKENS
+        unknown = EXPECTED_OUTPUT_TOKENS if limit is None else MOST_ASSUMED_TOKENS
         expected = int(self._answers.get(tenant, unknown))
         return expected if limit is None or limit > expected else limit
 

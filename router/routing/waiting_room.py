@@ -23,7 +23,6 @@ from router.errors import NoEngine, RoomFull, WaitedTooLong, WarmrouteError
 from router.routing.fleet import Rank
 from router.routing.room_lanes import Lane, LaneName, SetAside, Target, Waiting, nothing
 from router.routing.room_memory import (
-    EXPECTED_OUTPUT_TOKENS,
     FULL,
     NOTHING,
     Needed,
@@ -34,7 +33,7 @@ from router.routing.room_memory import (
     still_lacks,
 )
 from router.routing.room_rule import RoomRule
-from router.routing.tenant_memory import TenantMemory
+from router.routing.tenant_memory import EXPECTED_OUTPUT_TOKENS, TenantMemory
 from router.routing.tenant_shares import TenantShares
 
 FAMILY = 16
@@ -139,7 +138,6 @@ class WaitingRoom:
         self._looked_again_at = -inf
         self._rested: dict[Target, float] = {}  # when a rank that finished a prefill may begin the next
         self._due = inf  # when we are called back
-        self._crowded: dict[Target, int] = {}  # the last booking that was sent to a rank without memory for it
         self.lacking_memory = 0  # who waits and found none when it was looked at last
 
     def __len__(self) -> int:
@@ -263,7 +261,7 @@ class WaitingRoom:
         self._leave(waiting)
         booking = waiting.booking = self._book(waiting.ask, look, among, now)
         if waiting.may_crowd:
-            self._note_crowded(booking, look, now)
+            _note_crowded(booking, look, now)
         if waiting.settle is not None:
             self.stats.placed += 1
             self.stats.longest_wait_s = max(self.stats.longest_wait_s, now - waiting.arrived_at)
@@ -498,15 +496,9 @@ class WaitingRoom:
         waited_s = now - waiting.arrived_at
         if waited_s <= self.rule.memory_patience_s:
             return False
-        crowded = sum([self._crowded.get(rank.target) in rank.booked.prefills for rank in ranks])
+        crowded = sum([rank.crowded_by in rank.booked.prefills for rank in ranks])
         share = max(self.rule.crowded_share, 2 * waited_s / self.limits.wait_s)  # it is not to be refused in the end
         return crowded < max(1, int(share * len(ranks)))
-
-    def _note_crowded(self, booking: Booking, look: Look, now: float) -> None:
-        target = (booking.instance, booking.rank)
-        for rank in look.ranks:
-            if rank.target == target and not has_memory(rank, NOTHING, 0, now):
-                self._crowded[target] = booking.id
 
     def _note_lacks(self, waiting: Waiting, lacks: Needed | None, *, until: float = 0.0) -> None:
         if waiting.lane is not None:
@@ -605,6 +597,13 @@ def _turn_ms(rank: Rank) -> float:
         return 0.0
     step_ms = _step_of_ms(rank, rank.booked.requests)
     return EXPECTED_OUTPUT_TOKENS * step_ms / (rank.max_running * (1 + len(rank.peers)))
+
+
+def _note_crowded(booking: Booking, look: Look, now: float) -> None:
+    """If it was sent where there is no memory for it."""
+    for rank in look.ranks:
+        if rank.target == (booking.instance, booking.rank) and not has_memory(rank, NOTHING, 0, now):
+            rank.crowded_by = booking.id
 
 
 def _name_of_prompt(waiting: Waiting, lane: LaneName) -> tuple[LaneName, int, int] | None:

@@ -10,7 +10,7 @@ from router.lab.report import percent, seconds
 from tests.policy_grid import words
 from tests.policy_grid.cells import ARMS, ELSEWHERE, Cell
 from tests.policy_grid.state import Key, Run
-from tests.policy_grid.verdict import LONG, MAIN, Promise, Verdict, judge, of_arm, worst_first
+from tests.policy_grid.verdict import LONG, MAIN, Promise, Verdict, judge, mean_of_arm, worst_first
 
 _INTRODUCTION = f"""\
 Each cell is a trace replayed in virtual time through the gateway's own placement, on simulated engines with the step
@@ -81,17 +81,12 @@ def _arms(promise: Promise, verdicts: Sequence[Verdict], runs: Mapping[Key, Run]
     arms = [arm for arm in ARMS if any(arm in cell.arms for cell in cells)]
 
     def row(cell: Cell) -> list[str]:
-        means = {arm: _mean(promise, cell, arm, runs) for arm in arms}
+        means = {arm: mean_of_arm(promise, cell, arm, runs) for arm in arms}
         known = [mean for mean in means.values() if mean is not None]
         best = (min if promise.better == "low" else max)(known, default=None)
         return [cell.name, *(_shown(promise, means[arm], best) for arm in arms)]
 
     return table(["cell", *arms], map(row, cells))
-
-
-def _mean(promise: Promise, cell: Cell, arm: str, runs: Mapping[Key, Run]) -> float | None:
-    values = [value for value in promise.values(of_arm(cell, arm, runs) or ()) if value is not None]
-    return fmean(values) if values else None
 
 
 def _shown(promise: Promise, mean: float | None, best: float | None) -> str:

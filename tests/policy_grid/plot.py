@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from math import log10
-from statistics import fmean
 
 import msgspec
 
 from tests.policy_grid.cells import NOT_BASELINES, OURS, Cell
 from tests.policy_grid.state import Key, Run
-from tests.policy_grid.verdict import MAIN, Promise, Verdict, of_arm
+from tests.policy_grid.verdict import MAIN, Promise, Verdict, mean_of_arm
 
 ROW, TOP, LEFT, PANEL, GAP = 15, 64, 205, 230, 46
 """Pixels: of a row, above the first, left of the panels, of a panel, and between two."""
@@ -102,9 +101,9 @@ def _dots(cells: Sequence[Cell], named: str | None, runs: Mapping[Key, Run]) -> 
     for row, cell in enumerate(cells):
         arms = [arm for arm in cell.arms if arm not in NOT_BASELINES and (arm if arm in COLOURS else None) == named]
         for number, panel in enumerate(PANELS):
-            ours = _mean(panel.promise, cell, OURS, runs)
+            ours = mean_of_arm(panel.promise, cell, OURS, runs)
             for arm in arms:
-                theirs = _mean(panel.promise, cell, arm, runs)
+                theirs = mean_of_arm(panel.promise, cell, arm, runs)
                 if ours is not None and theirs is not None:
                     at = LEFT + number * (PANEL + GAP) + PANEL * panel.place(theirs, ours)
                     yield f"M{at:.1f} {_middle(row):.1f}h0"
@@ -112,8 +111,3 @@ def _dots(cells: Sequence[Cell], named: str | None, runs: Mapping[Key, Run]) -> 
 
 def _middle(row: int) -> float:
     return TOP + ROW * row + ROW / 2
-
-
-def _mean(promise: Promise, cell: Cell, arm: str, runs: Mapping[Key, Run]) -> float | None:
-    values = [value for value in promise.values(of_arm(cell, arm, runs) or ()) if value is not None]
-    return fmean(values) if values else None

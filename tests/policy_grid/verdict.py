@@ -126,6 +126,11 @@ def of_arm(cell: Cell, arm: str, runs: Mapping[Key, Run]) -> list[Measures] | No
     return [runs[key].measures for key in keys] if all(key in runs for key in keys) else None
 
 
+def mean_of_arm(promise: Promise, cell: Cell, arm: str, runs: Mapping[Key, Run]) -> float | None:
+    """Over the seeds; None where one is missing or there is nothing to measure by."""
+    return _mean(promise.values(of_arm(cell, arm, runs) or ()))
+
+
 def best(promise: Promise, arms: Iterable[str], by_arm: Mapping[str, Sequence[Measures]]) -> str | None:
     """By the mean over the seeds; None where no arm has anything to measure by."""
     means = {arm: mean for arm in arms if (mean := _mean(promise.values(by_arm[arm]))) is not None}

@@ -195,11 +195,6 @@ class Hall(Timers):
         assert seat.booking is not None
         self.bookings.first_token(seat.booking.id, self.now)
 
-    def end_prefill(self, seat: Seat) -> None:
-        """It decodes from now on."""
-        self.first_token(seat)
-        self.settle()
-
     def free(self, booking_id: int) -> None:
         self.bookings.first_token(booking_id, self.now)
 
