@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -84,6 +85,19 @@ class RealEngines:
             if process.poll() is not None:
                 break
         raise CannotStart(f"{self.kind}-{i} did not come back")
+
+    def keep_to_one_core(self) -> None:
+        """All of their threads, and us to the others: else they spin on every core, and we wait for seconds for one."""
+        first, *others = sorted(os.sched_getaffinity(0))
+        if not others:
+            return
+        groups = {self.pid(i) for i in range(self.count)}
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(ProcessLookupError, FileNotFoundError):  # it has just ended
+                if os.getpgid(int(process.name)) in groups:
+                    for thread in (process / "task").iterdir():
+                        os.sched_setaffinity(int(thread.name), {first})
+        os.sched_setaffinity(0, others)
 
     def forget(self) -> None:
         """Every engine's prefix cache, emptied."""

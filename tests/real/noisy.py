@@ -91,6 +91,7 @@ def main() -> int:
     try:
         print(f"starting a {options.kind} server …", flush=True)
         engines.start()
+        engines.keep_to_one_core()
         model = httpx.get(engines.urls[0] + "/v1/models", timeout=10).json()["data"][0]["id"]
         found = uvloop.run(examine(engines.urls, model, options.requests, options.asked))
     except CannotStart as reason:
