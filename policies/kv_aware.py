@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from policies.terms import (
     STALE_LOAD_S,
     copied_tokens,
+    decode_ms,
     late_ms,
     memory_ms,
     money,
@@ -21,24 +22,24 @@ from router.core import Cost, Snapshot
 WEIGHTS: Mapping[str, float] = {
     "queue": 1.0,
     "prefill": 1.0,
-    "neighbours": 0.05,
+    "neighbours": 0.15,
     "duplication": 1.0,
-    "decode": 0.15,
-    "crowding": 0.1,
+    "crowding": 0.4,
     "memory": 1.0,
-    "turnover": 0.25,
+    "decode": 0.0,
     "price": 0.0,
 }
-"""Chosen by replaying three traces of Mooncake (FAST '25) and made-up loads around their knees on 8 simulated engines
-(8B, H100), in the waiting room: `make bench-policies`. Without the room 0.5 for neighbours serves better past the knee,
-and worse before it. Below the knee duplication and decode hardly matter within a factor of three; at 1.0 a copy is
-worth making once the queue is twice its prefill. Turnover shows on agentic sessions only. The weight of price is the ms
-of delay that one unit of money is worth, which nobody but the operator knows."""
+"""Chosen by replaying three traces of Mooncake (FAST '25), agentic sessions and made-up loads around their knees on 4,
+8 and 16 simulated engines (8B, H100), in the waiting room: `make bench-policies`. Neighbours, duplication and crowding
+hardly matter within a factor of two; at 1.0 a copy is worth making once the queue is twice its prefill. Decode is off:
+it sends all new prompts to whoever has the fewest tokens in memory, which costs conversations on 16 engines 7 points of
+goodput, and crowding spreads answers as well. The weight of price is the ms of delay that one unit of money is worth,
+which nobody but the operator knows."""
 
 
 class KvAware:
-    """cost = Σ weight × term (`policies/terms.py`): queue, prefill, neighbours, duplication, decode, crowding,
-    memory, turnover, price.
+    """cost = Σ weight × term (`policies/terms.py`): queue, prefill, neighbours, duplication, crowding, memory,
+    decode, price.
 
     Where there is a TTFT objective, a term `slo` without a weight puts those that would miss it behind those that meet.
 
@@ -57,9 +58,7 @@ class KvAware:
 
         A test holds them against `policies/terms.py`, which says what each of them means.
         """
-        w_queue, w_prefill, w_neighbours, w_duplication, w_decode, w_crowding, w_memory, w_turnover, w_price = (
-            self._by_term
-        )
+        w_queue, w_prefill, w_neighbours, w_duplication, w_crowding, w_memory, w_decode, w_price = self._by_term
         tokens, output, objective = snapshot.tokens, snapshot.output_tokens, snapshot.ttft_slo_ms
         best, sent = 0, False
         for candidate in snapshot.candidates:
@@ -89,28 +88,25 @@ class KvAware:
                 own += tier_load_ms(candidate)
             if objective is not None:
                 late.append(late_ms(snapshot, queue_ms=queue, own_prefill_ms=own))
-            context = (pinned if pinned > booked else booked) + tokens
-            step = rates.c0_ms + rates.c3_ms * context + rates.c4_ms * (batch + 1)
-            queue, prefill, decode = w_queue * queue, w_prefill * own, w_decode * (output * step)
+            queue, prefill = w_queue * queue, w_prefill * own
             neighbours = w_neighbours * (own * batch) if batch else 0.0
             duplication = w_duplication * (c1 * missing + c2 * missing * (best - missing / 2)) if missing > 0 else 0.0
             crowding = w_crowding * (output * (rates.c3_ms * tokens + rates.c4_ms) * requests)
             full = capacity and pinned + tokens + output > capacity
             memory = w_memory * memory_ms(snapshot, candidate, pinned=pinned) if full else 0.0
-            turnover = w_turnover * own * candidate.recent_tokens / capacity if capacity else 0.0
+            decode = w_decode * decode_ms(snapshot, candidate, pinned=pinned, decoding=batch) if w_decode else 0.0
             price = w_price * money(snapshot, candidate, own_prefill_ms=own, decoding=batch) if w_price else 0.0
             parts = {
                 "queue": queue,
                 "prefill": prefill,
                 "neighbours": neighbours,
                 "duplication": duplication,
-                "decode": decode,
                 "crowding": crowding,
                 "memory": memory,
-                "turnover": turnover,
+                "decode": decode,
                 "price": price,
             }
-            value = queue + prefill + neighbours + duplication + decode + crowding + memory + turnover + price
+            value = queue + prefill + neighbours + duplication + crowding + memory + decode + price
             costs.append(Cost(value, parts))
         return costs if objective is None else _with_slo(costs, late)
 

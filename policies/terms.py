@@ -123,16 +123,6 @@ def memory_ms(snapshot: Snapshot, candidate: Candidate, *, pinned: float) -> flo
     return candidate.rates.prefill_ms(min(over, capacity), capacity)
 
 
-def turnover_ms(candidate: Candidate, *, own_prefill_ms: float) -> float:
-    """Computing again what it pushes out: as much as it computes itself, by how much of the cache is recent.
-
-    What was computed lately is what comes back (nine of ten reuses of an agent's prefix within 100 s, SMetric, arXiv
-    2607.08565), and an engine evicts the least recently used, whatever a router knows.
-    """
-    capacity = candidate.capacity_tokens
-    return own_prefill_ms * candidate.recent_tokens / capacity if capacity else 0.0
-
-
 def copied_tokens(candidates: Sequence[Candidate]) -> int:
     """The most that any of them holds of a prompt: so much of it another would have a second copy of.
 

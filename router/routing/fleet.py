@@ -252,7 +252,7 @@ class Fleet:
         self._suspects: dict[str, Rank] = {}
         self._starting: dict[str, Rank] = {}  # with a window
         self._proven: set[str] = set()  # models of which some rank has answered
-        self._paces: dict[tuple[str, str], Pace] = {}  # by model and adapter
+        self._paces: dict[tuple[str, str, Rates | None], Pace] = {}  # by model, adapter and what was said of them
 
     def __iter__(self) -> Iterator[Rank]:
         for ranks in self._members.values():
@@ -275,9 +275,9 @@ class Fleet:
             for rank in known:
                 rank.take(instance, rank.facts)
                 if rates != rank.factor.configured:  # what was learned corrects what was said before
-                    rank.factor = PrefillFactor(rates, self._pace(instance))
+                    rank.factor = PrefillFactor(rates, self._pace(instance, rates))
         else:
-            self._members[instance.id] = [Rank(instance, 0, rates=rates, now=now, pace=self._pace(instance))]
+            self._members[instance.id] = [Rank(instance, 0, rates=rates, now=now, pace=self._pace(instance, rates))]
         self._changed()
 
     def remove(self, instance_id: str) -> Sequence[Rank]:
@@ -320,12 +320,12 @@ class Fleet:
         self._changed()
         return gone
 
-    def _pace(self, instance: Instance) -> Pace:
-        return self._paces.setdefault((instance.model, instance.engine), Pace())
+    def _pace(self, instance: Instance, rates: Rates | None) -> Pace:
+        return self._paces.setdefault((instance.model, instance.engine, rates), Pace())
 
     def _sibling(self, first: Rank, number: int, now: float) -> Rank:
-        pace = self._pace(first.instance)
-        rank = Rank(first.instance, number, rates=first.factor.configured, now=now, pace=pace)
+        rates = first.factor.configured
+        rank = Rank(first.instance, number, rates=rates, now=now, pace=self._pace(first.instance, rates))
         rank.health, rank.reason = first.health, first.reason
         rank.kept_apart_on, rank.isolation = first.kept_apart_on, first.isolation
         return rank

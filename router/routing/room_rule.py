@@ -6,7 +6,9 @@ recorded load: mean TTFT 18.4 → 2.3 s on Mooncake's conversations, 20.2 → 2.
 head start  what is soon computed goes first, but only so far: request r stands in line as if it had arrived at
             arrival + min(κ · m_r, G), m_r its own prefill on the engine that holds most of it. Nothing that arrives
             more than G later can overtake it. G is 40 s, and more only where more than 5 s of work wait for every
-            engine: there all would wait that long if they were served as they come.
+            engine: there all would wait that long if they were served as they come. κ is 40, and grows with G once
+            prefills of 2.5 s stay behind it: else the short ones, that are most, would stand as close together as when
+            little waits, and wait for each other as if in the order of arrival.
 hold        a request waits for the busy engine that holds its prefix while λ · (prefill there saved) is more than what
             that engine has still to do. λ grows from 2 to 10 with the work that waits: the longer the line, the more
             every token computed twice costs the others.
@@ -38,10 +40,11 @@ class RoomRule(msgspec.Struct, frozen=True):
     ttft_s: float = 1.0  # and twice its own prefill: a first token after that is late
     tpot_s: float = 0.05  # an answer that takes longer for a token is slow
     slow_share: float = 0.2  # so many may be more slow than late before the gap grows
-    head_start: float = 40.0  # κ: seconds in line for a second of own prefill
+    head_start: float = 40.0  # κ: seconds in line for a second of own prefill, at least
     head_start_max_s: float = 40.0  # G, while not too much waits
     head_start_backlog: float = 8.0  # times the seconds of work that wait for each engine, if that is more
-    head_start_limit_s: float = 300.0  # and never more than this
+    head_start_of_wait: float = 0.75  # of what a request may wait at all, and never more than this
+    told_apart_s: float = 2.5  # prefills from here on stand alike in line, as far as κ leaves it so
     memory_patience_s: float = 6.0  # so long a request waits for an engine whose KV memory has room for all of it
     patient_share: float = 0.05  # of that memory; what needs less finds room as answers end, however long it has waited
     crowded_share: float = 0.125  # of engines, and one at least, may be working off answers for a prompt that waited so
@@ -53,13 +56,13 @@ class RoomRule(msgspec.Struct, frozen=True):
     eagerness_min: float = 2.0  # λ while nobody waits: a second copy also pushes out what others would have hit
     eagerness_max: float = 10.0  # λ at full pressure
 
-    def longest_head_start_s(self, backlog_s: float) -> float:
-        """G for a request that arrives while so many seconds of work wait for each engine."""
-        return max(self.head_start_max_s, min(self.head_start_limit_s, self.head_start_backlog * backlog_s))
+    def longest_head_start_s(self, backlog_s: float, wait_s: float) -> float:
+        """G for a request that arrives while so many seconds of work wait for each engine, and may wait `wait_s`."""
+        return max(self.head_start_max_s, min(self.head_start_of_wait * wait_s, self.head_start_backlog * backlog_s))
 
     def place_in_line(self, arrived_at: float, prefill_ms: float, longest_s: float) -> float:
         """What the line is ordered by, seconds. `longest_s`: G."""
-        start = self.head_start * prefill_ms / 1e3
+        start = max(self.head_start, longest_s / self.told_apart_s) * prefill_ms / 1e3
         return arrived_at + (start if start < longest_s else longest_s)
 
     def pressure(self, waiting_ms: float, engines: int) -> float:

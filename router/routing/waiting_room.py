@@ -209,7 +209,8 @@ class WaitingRoom:
     def _enter(self, waiting: Waiting) -> None:
         ask = waiting.ask
         engines = max(1, len(self._desk.ranks(ask.model, ask.lora)))
-        waiting.yields_s = self.rule.longest_head_start_s(self._waiting_ms(ask.model) / engines / 1e3)
+        backlog_s = self._waiting_ms(ask.model) / engines / 1e3
+        waiting.yields_s = self.rule.longest_head_start_s(backlog_s, self.limits.wait_s)
         waiting.place = self._place_in_line(waiting)
         waiting.cancel = lambda: self._cancel(waiting)
         name = LaneName(ask.model, ask.lora, ask.priority, ask.tenant)

@@ -103,13 +103,6 @@ def test_an_answer_makes_the_steps_of_all_who_are_booked_there_longer() -> None:
     assert terms.crowding_ms(snapshot(1000, output_tokens=100), candidate()) == 0.0
 
 
-def test_what_is_computed_pushes_out_as_much_and_costs_it_again_by_how_recent_the_cache_is() -> None:
-    there = candidate(capacity_tokens=400_000, recent_tokens=100_000)
-    assert terms.turnover_ms(there, own_prefill_ms=800.0) == 200.0
-    assert terms.turnover_ms(candidate(capacity_tokens=400_000), own_prefill_ms=800.0) == 0.0
-    assert terms.turnover_ms(candidate(recent_tokens=100_000), own_prefill_ms=800.0) == 0.0  # it is not known
-
-
 def test_what_is_pinned_the_engine_knows_best() -> None:
     assert terms.pinned_tokens(candidate(booked_kv_tokens=50_000, kv_usage=0.5, capacity_tokens=200_000)) == 100_000
     assert terms.pinned_tokens(candidate(booked_kv_tokens=150_000, kv_usage=0.5, capacity_tokens=200_000)) == 100_000

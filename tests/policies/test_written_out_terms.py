@@ -75,10 +75,9 @@ def by_terms(snapshot: Snapshot, candidate: Candidate, weights: dict[str, float]
         "prefill": own,
         "neighbours": terms.neighbours_ms(own, batch),
         "duplication": terms.duplication_ms(candidate, terms.copied_tokens(snapshot.candidates)),
-        "decode": terms.decode_ms(snapshot, candidate, pinned=pinned, decoding=batch),
         "crowding": terms.crowding_ms(snapshot, candidate),
         "memory": terms.memory_ms(snapshot, candidate, pinned=pinned),
-        "turnover": terms.turnover_ms(candidate, own_prefill_ms=own),
+        "decode": terms.decode_ms(snapshot, candidate, pinned=pinned, decoding=batch),
         "price": terms.money(snapshot, candidate, own_prefill_ms=own, decoding=batch),
     }
     return {term: weights[term] * part for term, part in parts.items()}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
-
 import pytest
 
 from router.lab.arms import MODES, Arm, parse_arm
@@ -41,15 +39,17 @@ def rule(mode: str) -> RoomRule:
 
 def test_shortest_first_without_bound_lets_any_shorter_prompt_pass() -> None:
     wspt = rule("wspt")
-    assert wspt.place_in_line(7_200.0, 10.0, inf) < wspt.place_in_line(0.0, 20.0, inf)
-    assert wspt.head_start_max_s == inf
+    longest_s = wspt.longest_head_start_s(0.0, 600.0)
+    for shorter_ms, longer_ms in ((10.0, 20.0), (10_000.0, 20_000.0)):
+        late, early = wspt.place_in_line(7_200.0, shorter_ms, longest_s), wspt.place_in_line(0.0, longer_ms, longest_s)
+        assert late < early
     assert (wspt.hold, wspt.gap_s) == (False, 0.0)
 
 
 def test_in_the_order_of_arrival_nobody_has_a_head_start() -> None:
     for mode, holds in (("fcfs", False), ("hold", True)):
         found = rule(mode)
-        assert found.place_in_line(5.0, 1e6, inf) == 5.0
+        assert found.place_in_line(5.0, 1e6, found.longest_head_start_s(60.0, 600.0)) == 5.0
         assert (found.hold, found.gap_s) == (holds, 0.0)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,16 +34,27 @@ def test_a_request_stands_behind_what_is_sooner_computed_by_40_times_its_own_pre
 
 
 def test_without_a_head_start_the_line_is_in_the_order_of_arrival() -> None:
-    rule = RoomRule(head_start=0.0)
-    assert rule.place_in_line(7.0, 1e6, 40.0) == 7.0
-    assert RULE.place_in_line(7.0, 1e6, 0.0) == 7.0
+    rule = RoomRule(head_start_max_s=0.0, head_start_backlog=0.0)
+    assert rule.longest_head_start_s(60.0, 600.0) == 0.0
+    assert rule.place_in_line(7.0, 1e6, 0.0) == 7.0
 
 
-def test_without_a_bound_the_shortest_goes_first_whenever_it_came() -> None:
-    rule = RoomRule(head_start=1e6, head_start_max_s=inf)
-    assert rule.place_in_line(3_600.0, 10.0, inf) < rule.place_in_line(0.0, 14.0, inf)
-    assert rule.place_in_line(5.0, 0.0, inf) == 5.0
-    assert rule.longest_head_start_s(0.0) == inf
+@pytest.mark.parametrize(
+    ("longest_s", "prefill_ms", "start_s"),
+    [
+        (80.0, 100.0, 4.0),
+        (80.0, 2_500.0, 80.0),
+        (100.0, 100.0, 4.0),  # 40 × 2.5 s is the most there is
+        (200.0, 100.0, 8.0),
+        (450.0, 100.0, 18.0),
+        (450.0, 2_499.0, 449.82),
+        (450.0, 9_000.0, 450.0),
+    ],
+)
+def test_where_the_head_start_is_long_short_prompts_stand_as_far_apart_as_all_up_to_two_and_a_half_seconds(
+    longest_s: float, prefill_ms: float, start_s: float
+) -> None:
+    assert RULE.place_in_line(0.0, prefill_ms, longest_s) == pytest.approx(start_s, abs=1e-9)
 
 
 @given(
@@ -59,16 +68,27 @@ def test_nothing_that_arrives_later_by_more_than_the_head_start_stands_before_it
 ) -> None:
     """By exactly that much it may stand level, and the line then goes by who came first."""
     arrived_later = first + RULE.head_start_max_s + later
-    longer = RULE.head_start_limit_s  # more waits by now
+    longer = RULE.longest_head_start_s(1e9, 600.0)  # more waits by now
     place = RULE.place_in_line(first, first_ms, RULE.head_start_max_s)
     assert place <= RULE.place_in_line(arrived_later, later_ms, longer)
 
 
 @pytest.mark.parametrize(
-    ("backlog_s", "longest_s"), [(0.0, 40.0), (5.0, 40.0), (10.0, 80.0), (15.0, 120.0), (1_000.0, 300.0)]
+    ("backlog_s", "wait_s", "longest_s"),
+    [
+        (0.0, 600.0, 40.0),
+        (5.0, 600.0, 40.0),
+        (10.0, 600.0, 80.0),
+        (15.0, 600.0, 120.0),
+        (1_000.0, 600.0, 450.0),
+        (1_000.0, 100.0, 75.0),  # else it would be refused for having waited too long
+        (1_000.0, 20.0, 40.0),
+    ],
 )
-def test_the_head_start_grows_where_everybody_would_wait_long(backlog_s: float, longest_s: float) -> None:
-    assert RULE.longest_head_start_s(backlog_s) == longest_s
+def test_the_head_start_grows_where_everybody_would_wait_long(
+    backlog_s: float, wait_s: float, longest_s: float
+) -> None:
+    assert RULE.longest_head_start_s(backlog_s, wait_s) == longest_s
 
 
 # --- pressure, and eagerness λ

@@ -284,7 +284,7 @@ def test_who_loses_its_cache_loses_its_place() -> None:
 )
 def test_nothing_overtakes_by_more_than_the_head_start(arrivals: list[tuple[float, int]], engines: int) -> None:
     most = 3.0
-    hall = Hall(*"abc"[:engines], rule=RoomRule(head_start_max_s=most, head_start_limit_s=most, hold=False))
+    hall = Hall(*"abc"[:engines], rule=RoomRule(head_start_max_s=most, head_start_backlog=0.0, hold=False))
     hall.plays = True
     for number, (gap, tokens) in enumerate(arrivals):
         hall.run_until(hall.now + gap)
