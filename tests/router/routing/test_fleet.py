@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.core import Ask, EngineFacts, EventSource, Instance, Prompt
+from router.core import Ask, EngineFacts, EventSource, Instance, Prompt, Rates
 from router.routing.fleet import (
     ASSUMED_BLOCK_SIZE,
     OPEN_AT_MOST_S,
@@ -400,3 +400,16 @@ def test_a_callers_labels_must_be_the_engines() -> None:
     assert why_not(fleet, ask(labels={"zone": "y"}), "a") == "does not have the label zone: y"
     fleet.remove("b")
     assert ids(fleet, ask(labels={"zone": "y"})) == []
+
+
+def test_what_a_rank_shows_of_its_pace_holds_for_those_that_are_said_to_be_alike() -> None:
+    fleet = fleet_of()
+    fast = Rates(c1_ms=0.02)
+    for id, rates in (("a", fast), ("b", fast), ("other", Rates(c1_ms=0.04)), ("unsaid", None)):
+        fleet.add(instance(id), now=0.0, rates=rates)
+    fleet.add(instance("another-model", model="n"), now=0.0, rates=fast)
+    for _ in range(50):
+        rank(fleet, "a").factor.observe(4_000, 4_000, ttft_ms=fast.c0_ms + 1.1 * fast.prefill_ms(4_000, 4_000))
+    assert rank(fleet, "a").factor.value == pytest.approx(1.1, rel=0.02)
+    assert rank(fleet, "b").factor.rates == rank(fleet, "a").factor.rates
+    assert [rank(fleet, id).factor.value for id in ("other", "unsaid", "another-model")] == [1.0, 1.0, 1.0]

@@ -277,6 +277,16 @@ def test_who_loses_its_cache_loses_its_place() -> None:
     assert hall.room._lanes.popitem()[1].waiting_ms == 2_000.0
 
 
+@pytest.mark.parametrize(("wait_s", "yields_s"), [(600.0, 240.0), (100.0, 75.0)])
+def test_a_long_prompt_yields_no_longer_than_three_quarters_of_what_it_may_wait(wait_s: float, yields_s: float) -> None:
+    """30 s of work wait when it comes. With more it would be refused at last for having waited too long."""
+    hall = Hall("a", limits=RoomLimits(wait_s=wait_s))
+    hall.occupy("a", 9_000)
+    hall.ask("first", 300_000)
+    hall.ask("long", 40_000)
+    assert [waiting.yields_s for waiting in hall.room.waiting] == [40.0, yields_s]
+
+
 @settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.floats(0, 2), st.sampled_from([50, 2_000, 9_000, 30_000, 120_000])), min_size=2, max_size=40),
