@@ -9,7 +9,7 @@ from router.core import Ask, Candidate
 from router.routing.fleet import Rank
 from router.routing.tenant_memory import LEAD, TenantMemory, expected_output
 
-FULL = 0.95
+FULL = 0.97
 """Share of its KV memory in use from which on an engine has no room for anybody."""
 GROWTH = 0.1
 """Of the answers that are expected there, so much room is left in its memory by a tenant that holds much of it."""

@@ -326,10 +326,10 @@ def full_hall(kv_usage: float) -> tuple[Hall, int]:
 
 
 def test_an_engine_whose_kv_memory_is_full_takes_nobody_until_something_ends() -> None:
-    hall, decoding = full_hall(0.955)
+    hall, decoding = full_hall(0.975)
     seat = hall.ask("r", 100)
     assert seat.waits
-    hall.bookings.release(decoding, hall.now)  # 1,000 tokens less than it told: 94.5 %
+    hall.bookings.release(decoding, hall.now)  # 1,000 tokens less than it told: 96.5 %
     hall.room.wake(hall.now)
     hall.settle()
     assert seat.on == "a"
