@@ -97,6 +97,9 @@ def main() -> int:
     except CannotStart as reason:
         print(f"SKIPPED {options.kind}: {reason}")
         return 0
+    except httpx.TimeoutException:
+        print(f"SKIPPED {options.kind}: it answers too slowly here, a client's time limit ran out (fewer --requests?)")
+        return 0
     finally:
         engines.stop()
     if options.json:
