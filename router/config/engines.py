@@ -133,7 +133,8 @@ class Engine(Section):
     rates: Annotated[EngineRates | None, BeforeValidator(_rates, json_schema_input_type=str | EngineRates | None)] = (
         None
     )
-    """How fast it is: the name of a profile, or numbers. By default llama-3.1-8b-h100, corrected while running."""
+    """How fast it is: the name of a profile, or numbers. By default llama-3.1-8b-h100. Corrected while running:
+    engines of a model with the same rates together, one that differs from them by a fifth by itself."""
     price_per_hour: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """What an hour of it costs, all its ranks together, in the currency of policy.weights.price; of dns+http, each."""
 

@@ -155,7 +155,7 @@ class Rank:
         self.peers: tuple[Rank, ...] = ()  # further ranks that a request sent here may end up on
         self.booked: Booked[Any] = Booked()
         self.recent = Recent()
-        self.factor = PrefillFactor(rates, pace)
+        self.factor = PrefillFactor(pace or Pace(rates))
         self.hits = HitRecord()
         self.slot: Slot | None = None  # what it holds; the feed opens it
         self.slot_is_assumed = False  # filled by what we send there, for want of events
@@ -274,8 +274,8 @@ class Fleet:
         if known and (known[0].instance.url, known[0].instance.model) == (instance.url, instance.model):
             for rank in known:
                 rank.take(instance, rank.facts)
-                if rates != rank.factor.configured:  # what was learned corrects what was said before
-                    rank.factor = PrefillFactor(rates, self._pace(instance, rates))
+                if rates != rank.factor.pace.configured:  # what was learned corrects what was said before
+                    rank.factor = PrefillFactor(self._pace(instance, rates))
         else:
             self._members[instance.id] = [Rank(instance, 0, rates=rates, now=now, pace=self._pace(instance, rates))]
         self._changed()
@@ -321,10 +321,10 @@ class Fleet:
         return gone
 
     def _pace(self, instance: Instance, rates: Rates | None) -> Pace:
-        return self._paces.setdefault((instance.model, instance.engine, rates), Pace())
+        return self._paces.setdefault((instance.model, instance.engine, rates), Pace(rates))
 
     def _sibling(self, first: Rank, number: int, now: float) -> Rank:
-        rates = first.factor.configured
+        rates = first.factor.pace.configured
         rank = Rank(first.instance, number, rates=rates, now=now, pace=self._pace(first.instance, rates))
         rank.health, rank.reason = first.health, first.reason
         rank.kept_apart_on, rank.isolation = first.kept_apart_on, first.isolation

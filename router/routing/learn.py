@@ -37,31 +37,63 @@ FADE_STEP_S = 0.1
 """A thousandth of it is lost in that time: not worth an exponential for every rank and decision."""
 
 
+class Shown:
+    """A ratio that follows what is observed of it. first_mean: the first observations count alike."""
+
+    __slots__ = ("_first_mean", "observed", "value")
+
+    def __init__(self, *, first_mean: bool) -> None:
+        self._first_mean = first_mean
+        self.observed = 0
+        self.value = 1.0
+
+    def add(self, ratio: float) -> None:
+        self.observed += 1
+        gain = max(FACTOR_GAIN, 1 / self.observed) if self._first_mean else FACTOR_GAIN
+        self.value += gain * (ratio - self.value)
+
+
 class Pace:
     """How long engines that are alike take for what the prior calls a millisecond of prefill.
 
     Shared by those of a model of which the same was said: one alone shows it too unsteadily, and a difference that is
     not there makes it look cheapest, or dearest, to every request (of 3 %, agentic sessions lost a point of hit rate).
 
+    configured: what the operator said; None where nothing is known of them.
     value: what all of them go by. It follows `alone`, shown by requests that had an engine to themselves, times
     `busy`, which engines nobody described show while they are busy.
     """
 
-    __slots__ = ("_observed", "_served", "_sharers", "_took_ms", "_work_ms", "alone", "busy", "value")
+    __slots__ = (
+        "_served",
+        "_sharers",
+        "_took_ms",
+        "_work_ms",
+        "alone",
+        "bounds",
+        "busy",
+        "configured",
+        "prior",
+        "rates",
+        "value",
+    )
 
-    def __init__(self) -> None:
-        self._observed = self._served = 0
+    def __init__(self, configured: Rates | None) -> None:
+        self.configured = configured
+        self.prior = self.rates = configured or Rates()
+        self.bounds = CONFIGURED_BOUNDS if configured is not None else ASSUMED_BOUNDS
+        self.alone = Shown(first_mean=configured is None)
+        self.busy = self.value = 1.0
+        self._served = 0
         self._work_ms = self._took_ms = 0.0
         self._sharers: WeakSet[PrefillFactor] = WeakSet()
-        self.alone = self.busy = self.value = 1.0
 
     def share(self, factor: PrefillFactor) -> None:
         self._sharers.add(factor)
 
-    def observed(self, ratio: float, *, first_mean: bool) -> None:
-        """Of a request that had an engine to itself. `first_mean`: the first of them count alike."""
-        self._observed += 1
-        self.alone += _gain(self._observed, first_mean) * (ratio - self.alone)
+    def observed(self, ratio: float) -> None:
+        """Of a request that had an engine to itself."""
+        self.alone.add(ratio)
         self._publish()
 
     def served(self, work_ms: float, took_ms: float) -> None:
@@ -78,9 +110,9 @@ class Pace:
 
     def _publish(self) -> None:
         """To all at the same time: else those would differ that have heard from those that have not."""
-        value = self.busy * self.alone
+        value = _bounded(self.busy * self.alone.value, self.bounds)
         if abs(value - self.value) > NOTICEABLE * self.value:
-            self.value = value
+            self.value, self.rates = value, _scaled(self.prior, value)
             for factor in self._sharers:
                 factor.follow()
 
@@ -88,49 +120,40 @@ class Pace:
 class PrefillFactor:
     """Observed over predicted prefill time of one rank: the pace of those like it, unless its own is clearly another.
 
-    configured: what the operator said; None where nothing is known of the engine.
     value: by what the prior is multiplied.
     """
 
-    __slots__ = ("__weakref__", "_bounds", "_observed", "_own", "_pace", "configured", "prior", "rates", "value")
+    __slots__ = ("__weakref__", "_own", "pace", "rates", "value")
 
-    def __init__(self, configured: Rates | None, pace: Pace | None = None) -> None:
-        self._bounds = CONFIGURED_BOUNDS if configured is not None else ASSUMED_BOUNDS
-        self._observed = 0
-        self._own = 1.0  # as `Pace.alone`
-        self._pace = pace or Pace()
-        self.configured = configured
-        self.prior = configured or Rates()
-        self._pace.share(self)
-        self.follow()
+    def __init__(self, pace: Pace) -> None:
+        self.pace = pace
+        self.rates, self.value = pace.rates, pace.value
+        self._own = Shown(first_mean=pace.configured is None)  # as `Pace.alone`
+        pace.share(self)
 
     def observe(self, uncached_tokens: int, prompt_tokens: int, *, ttft_ms: float) -> None:
         """A request that had the rank to itself."""
-        predicted = self.prior.prefill_ms(uncached_tokens, prompt_tokens)
+        pace = self.pace
+        predicted = pace.prior.prefill_ms(uncached_tokens, prompt_tokens)
         if uncached_tokens < MEASURABLE_TOKENS or max(predicted, ttft_ms) < MEASURABLE_MS or ttft_ms <= 0:
             return
-        ratio = _bounded((ttft_ms - self.prior.c0_ms) / predicted, self._bounds) / self._pace.busy
-        first_mean = self.configured is None
-        self._observed += 1
-        self._own += _gain(self._observed, first_mean) * (ratio - self._own)
-        self._pace.observed(ratio, first_mean=first_mean)
+        ratio = _bounded((ttft_ms - pace.prior.c0_ms) / predicted, pace.bounds) / pace.busy
+        self._own.add(ratio)
+        pace.observed(ratio)
         self.follow()
 
     def served(self, work_ms: float, took_ms: float) -> None:
         """One among others: see `Pace.served`."""
-        if self.configured is None:
-            self._pace.served(work_ms, took_ms)
+        if self.pace.configured is None:
+            self.pace.served(work_ms, took_ms)
 
     def follow(self) -> None:
-        pace = self._pace
-        distinct = self._observed and abs(self._own - pace.alone) > DISTINCT * pace.alone
-        value = _bounded(pace.busy * self._own if distinct else pace.value, self._bounds)
-        self.value = value
-        self.rates = _scaled(self.prior, value)
-
-
-def _gain(observed: int, first_mean: bool) -> float:
-    return max(FACTOR_GAIN, 1 / observed) if first_mean else FACTOR_GAIN
+        pace, own = self.pace, self._own
+        if own.observed and abs(own.value - pace.alone.value) > DISTINCT * pace.alone.value:
+            self.value = _bounded(pace.busy * own.value, pace.bounds)
+            self.rates = _scaled(pace.prior, self.value)
+        else:
+            self.value, self.rates = pace.value, pace.rates
 
 
 def _bounded(value: float, bounds: tuple[float, float]) -> float:
