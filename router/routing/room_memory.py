@@ -70,6 +70,17 @@ def has_memory(rank: Rank, needed: Needed, held: int, now: float) -> bool:
     return pinned is None or pinned + needed.now - held + growth <= rank.capacity_tokens
 
 
+def lasting_tokens(rank: Rank, candidate: Candidate) -> int:
+    """What will be left of its hit once all is computed that was sent there, at best: that takes memory which nobody
+    uses, and pushes out what is cached in it. What goes to slower tiers is not lost, nor what is computed there now.
+    """
+    hit = candidate.hit_tokens
+    if not rank.capacity_tokens or len(candidate.held_tokens) > 1:
+        return hit
+    unused = rank.capacity_tokens - rank.booked.fresh_tokens // (1 + len(rank.peers))
+    return min(hit, max(unused, candidate.expected_tokens, 0))
+
+
 def _can_hold(rank: Rank, tokens: int) -> bool:
     """Whether its KV cache has room for so many more once all short requests there have grown to their ends."""
     capacity = rank.capacity_tokens * (1 + len(rank.peers))

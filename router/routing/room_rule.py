@@ -10,8 +10,9 @@ head start  what is soon computed goes first, but only so far: request r stands 
             prefills of 2.5 s stay behind it: else the short ones, that are most, would stand as close together as when
             little waits, and wait for each other as if in the order of arrival.
 hold        a request waits for the busy engine that holds its prefix while λ · (prefill there saved) is more than what
-            that engine has still to do. λ grows from 2 to 10 with the work that waits: the longer the line, the more
-            every token computed twice costs the others.
+            that engine has still to do. What its prefills will push out of the prefix by then saves nothing. λ grows
+            from 4 to 10 with the work that waits: the longer the line, the more every token computed twice costs the
+            others.
 gap         while others wait, an engine rests shortly after a prefill, so that those who decode there move on: only
             once prefills have lately taken more of its time than their pace allows, since it costs throughput, and not
             where decoding alone is too slow for that pace: no rest would help.
@@ -53,7 +54,7 @@ class RoomRule(msgspec.Struct, frozen=True):
     hold_slack_s: float = 0.05  # nobody is held for less
     rest_pressure: float = 0.25  # from here on an engine rests as long as the gap says
     full_pressure_s: float = 0.5  # waiting work per engine at which the pressure is 1
-    eagerness_min: float = 2.0  # λ while nobody waits: a second copy also pushes out what others would have hit
+    eagerness_min: float = 4.0  # λ while nobody waits: a second copy also pushes out what others would have hit
     eagerness_max: float = 10.0  # λ at full pressure
 
     def longest_head_start_s(self, backlog_s: float, wait_s: float) -> float:
@@ -85,10 +86,10 @@ class RoomRule(msgspec.Struct, frozen=True):
         ahead_ms = self.signal_delay_s * 1e3 + (step_ms if self.prefill_share(step_ms) <= 0 else 0.0)
         return max(self.free_tokens, int(ahead_ms / rates.c1_ms))
 
-    def busy_ms(self, rates: Rates, tokens: int, step_ms: float) -> float:
-        """What a request would wait for an engine with `tokens` under way."""
-        over = tokens - self.takes_tokens(rates, step_ms)
-        return self.hold_factor * rates.c1_ms * (over if over > 0 else 0) + self.hold_slack_s * 1e3
+    def busy_ms(self, rates: Rates, prefill_ms: float, step_ms: float) -> float:
+        """What a request would wait for an engine that has so much of its prefills still to do."""
+        over_ms = prefill_ms - rates.c1_ms * self.takes_tokens(rates, step_ms)
+        return self.hold_factor * (over_ms if over_ms > 0 else 0.0) + self.hold_slack_s * 1e3
 
     def prefill_share(self, step_ms: float) -> float:
         """So much of an engine's time prefills may take if those who decode there, a step for each token, are to keep

@@ -29,6 +29,7 @@ from router.routing.room_memory import (
     has_memory,
     is_full,
     lacking,
+    lasting_tokens,
     needed_by,
     still_lacks,
 )
@@ -372,13 +373,13 @@ class WaitingRoom:
         if not free and ranks:
             return False
         targets, looks = [rank.target for rank in free], 0
-        self._let_go(lane, ranks)
+        self._let_go(lane, ranks, now)
         while (waiting := lane.first(targets)) is not None and self._may_pass(waiting, set_aside):
             looks += 1
             if looks > LOOKS:
                 return False
             if now < waiting.lacks_until and still_lacks(waiting.lacks, free, now):
-                self._put_aside(waiting, self._for_the_soonest(ranks, idle), set_aside)
+                self._put_aside(waiting, self._for_the_soonest(ranks, idle, now), set_aside)
                 continue
             try:
                 look = self._desk.look(waiting.ask, now)
@@ -434,7 +435,7 @@ class WaitingRoom:
                 self._judge(twin, look, now)
                 self._send(twin, look, same, now)
 
-    def _let_go(self, lane: Lane, ranks: Sequence[Rank]) -> None:
+    def _let_go(self, lane: Lane, ranks: Sequence[Rank], now: float) -> None:
         """Whom it does not pay any more to hold."""
         targets = lane.targets()
         if not targets:
@@ -443,7 +444,7 @@ class WaitingRoom:
         eagerness = self.rule.eagerness(self.rule.pressure(self._waiting_ms(lane.name.model), len(ranks)))
         for target in targets:
             rank = by_target.get(target)
-            pays_ms = inf if rank is None else self._busy_ms(rank) / eagerness + _turn_ms(rank)
+            pays_ms = inf if rank is None else self._busy_ms(rank, now) / eagerness + _turn_ms(rank)
             lane.let_go(target, pays_ms)
 
     def _judge(self, waiting: Waiting, look: Look, now: float) -> _Verdict:
@@ -473,19 +474,21 @@ class WaitingRoom:
         if not free:
             if any(idle):
                 self._note_lacks(waiting, lacking(needed, candidates), until=now + LOOK_AGAIN_S)
-            return self._for_the_soonest(ranks, idle)
+            return self._for_the_soonest(ranks, idle, now)
         if len(free) == len(ranks) or not self.rule.hold:
             return _Verdict(free)
         best = min(free, key=work.__getitem__)
         there, hit = candidates[best].rates, candidates[best].hit_tokens
         eagerness = self.rule.eagerness(self.rule.pressure(waiting_ms, len(ranks)))
         held_for, gain_ms, most = None, 0.0, 0.0
-        for i, candidate in enumerate(candidates):
-            if candidate.hit_tokens > hit and not idle[i]:
-                rank = ranks[i]
+        for i, (rank, candidate) in enumerate(zip(ranks, candidates, strict=True)):
+            if candidate.hit_tokens <= hit or idle[i]:
+                continue
+            lasting = lasting_tokens(rank, candidate)
+            if lasting > hit:
                 # Only what is cached counts: to wait for an engine that seems a little faster, all would wait.
-                gain = work[best] - there.prefill_ms(tokens - candidate.hit_tokens, tokens)
-                profit = eagerness * (gain - self._ahead_ms(rank)) - self._busy_ms(rank)
+                gain = work[best] - there.prefill_ms(tokens - lasting, tokens)
+                profit = eagerness * (gain - self._ahead_ms(rank)) - self._busy_ms(rank, now)
                 if profit > most:
                     held_for, gain_ms, most = rank.target, gain, profit
         return _Verdict(free, held_for, gain_ms)
@@ -506,19 +509,19 @@ class WaitingRoom:
             self.lacking_memory += (lacks is not None) - (waiting.lacks is not None)
             waiting.lacks, waiting.lacks_until = lacks, until
 
-    def _for_the_soonest(self, ranks: Sequence[Rank], idle: Sequence[bool]) -> _Verdict:
+    def _for_the_soonest(self, ranks: Sequence[Rank], idle: Sequence[bool], now: float) -> _Verdict:
         """Nobody who is free can take it: for the busy one that will be free first, if any is busy."""
         busy = [rank for rank, is_idle in zip(ranks, idle, strict=True) if not is_idle]
         if not busy:
             return _Verdict(())
-        return _Verdict((), min(busy, key=lambda rank: self._busy_ms(rank) + self._ahead_ms(rank)).target, inf)
+        return _Verdict((), min(busy, key=lambda rank: self._busy_ms(rank, now) + self._ahead_ms(rank)).target, inf)
 
     def _waiting_ms(self, model: str) -> float:
         return sum([lane.waiting_ms for lane in self._lanes.values() if lane.name.model == model])
 
-    def _busy_ms(self, rank: Rank) -> float:
-        tokens = rank.booked.prefill_tokens // (1 + len(rank.peers))
-        return self.rule.busy_ms(rank.factor.rates, tokens, _step_ms(rank))
+    def _busy_ms(self, rank: Rank, now: float) -> float:
+        prefill_ms = rank.booked.prefill_ms(now) / (1 + len(rank.peers))
+        return self.rule.busy_ms(rank.factor.rates, prefill_ms, _step_ms(rank))
 
     def _ahead_ms(self, rank: Rank) -> float:
         """Until those who are held for it have had their turns. 0: it works on fewer than it can, and takes several.

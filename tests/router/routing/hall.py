@@ -58,6 +58,7 @@ class Hall(Timers):
     alive      engines in rotation
     holds      (engine, prefix) → tokens of it that the engine has cached
     expects    (engine, text) → tokens of it that were only just sent there
+    offloads   engines that keep what they hold in a slower tier as well
     fits       engine → the longest prompt it takes
     order      everybody in the order of their placing
     looks      how often `look` was called
@@ -73,6 +74,7 @@ class Hall(Timers):
         self.alive: set[str] = set()
         self.holds: dict[tuple[str, int], int] = {}
         self.expects: dict[tuple[str, int], int] = {}
+        self.offloads: set[str] = set()
         self.fits: dict[str, int] = {}
         self.order: list[Seat] = []
         self.seats: dict[str, Seat] = {}
@@ -122,6 +124,7 @@ class Hall(Timers):
             engine,
             0,
             hit_tokens=held + expected,
+            held_tokens={"gpu": held, "host": held} if engine in self.offloads else {"gpu": held},
             expected_tokens=expected,
             booked_requests=rank.booked.requests,
             booked_prefill_ms=rank.booked.prefill_ms(now),
@@ -167,7 +170,7 @@ class Hall(Timers):
             rank.booked,
             rank,
             now=self.now,
-            prefill_ms=uncached * RATES.c1_ms,
+            prefill_ms=rank.factor.rates.prefill_ms(uncached, uncached),
             prefill_tokens=uncached,
             kv_tokens=uncached,
             fresh_tokens=uncached,

@@ -113,8 +113,8 @@ def test_pressure_grows_with_the_work_that_waits_for_each_engine(
     assert RULE.pressure(waiting_ms, engines) == pytest.approx(pressure)
 
 
-def test_eagerness_grows_with_the_pressure_from_2_to_10() -> None:
-    assert [RULE.eagerness(pressure) for pressure in (0.0, 0.5, 1.0)] == [2.0, 6.0, 10.0]
+def test_eagerness_grows_with_the_pressure_from_4_to_10() -> None:
+    assert [RULE.eagerness(pressure) for pressure in (0.0, 0.5, 1.0)] == [4.0, 7.0, 10.0]
     assert RoomRule(eagerness_min=1.0, eagerness_max=1.0).eagerness(1.0) == 1.0
 
 
@@ -142,16 +142,16 @@ def test_where_decoding_is_too_slow_it_takes_what_one_step_computes_on_top(step_
 
 
 @pytest.mark.parametrize(
-    ("tokens", "busy_ms"),
+    ("prefill_ms", "busy_ms"),
     [
-        (0, 50.0),
-        (2_048, 50.0),
-        (2_049, 50.13),  # 1.3 × 0.1 ms
-        (6_048, 570.0),  # 1.3 × 0.1 × 4,000 + 50
+        (0.0, 50.0),
+        (204.8, 50.0),  # 2,048 tokens
+        (205.8, 51.3),
+        (604.8, 570.0),  # 1.3 × 400 + 50
     ],
 )
-def test_what_is_waited_for_is_the_work_beyond_what_an_engine_takes(tokens: int, busy_ms: float) -> None:
-    assert RULE.busy_ms(RATES, tokens, 0.0) == pytest.approx(busy_ms)
+def test_what_is_waited_for_is_the_work_beyond_what_an_engine_takes(prefill_ms: float, busy_ms: float) -> None:
+    assert RULE.busy_ms(RATES, prefill_ms, 0.0) == pytest.approx(busy_ms)
 
 
 # --- the gap

@@ -477,15 +477,15 @@ def test_a_request_waits_for_the_busy_engine_that_has_its_cache() -> None:
 
 
 def test_it_does_not_wait_where_that_takes_longer_than_it_is_worth() -> None:
-    """2,880 ms against 1.3 × 2,795.2 + 50 = 3,683.76."""
-    assert busy_hall(30_000, holds=8_000).ask("r", 10_000, prefix=1).on == "b"
+    """4,160 ms against 1.3 × 3,795.2 + 50 = 4,983.76."""
+    assert busy_hall(40_000, holds=8_000).ask("r", 10_000, prefix=1).on == "b"
 
 
 @pytest.mark.parametrize(
     ("under_way", "on"),
     [
-        (23_817, None),  # 1.3 × 0.1 × 21,769 + 50 = 2,879.97
-        (23_818, "b"),  # 2,880.10
+        (33_663, None),  # 1.3 × 0.1 × 31,615 + 50 = 4,159.95, against 5.2 × 800
+        (33_664, "b"),  # 4,160.08
     ],
 )
 def test_the_price_of_waiting_is_exact(under_way: int, on: str | None) -> None:
@@ -494,7 +494,7 @@ def test_the_price_of_waiting_is_exact(under_way: int, on: str | None) -> None:
 
 @pytest.mark.parametrize(("holds", "on"), [(100, "b"), (400, None)])
 def test_nobody_is_held_for_less_than_the_slack(holds: int, on: str | None) -> None:
-    """10 ms × 2.72 = 27.2 are less than 50; 40 ms × 2.48 = 99.2 are more."""
+    """10 ms × 4.54 = 45.4 are less than 50; 40 ms × 4.36 = 174.4 are more."""
     assert busy_hall(2_048, holds=holds).ask("r", 1_000, prefix=1).on == on
 
 
@@ -504,13 +504,58 @@ def test_a_rule_without_hold_holds_nobody() -> None:
 
 
 def test_of_several_busy_engines_the_one_that_pays_most_is_waited_for() -> None:
-    """λ = 3.07 with 200 ms waiting for 3 × 0.5 s: 3.07 × 800 - 563.76 is less than 3.07 × 700 - (1.3 × 95.2 + 50)."""
+    """λ = 4.8 with 200 ms waiting for 3 × 0.5 s: 4.8 × 800 - 953.76 is less than 4.8 × 700 - (1.3 × 95.2 + 50)."""
     for most, less in ("ac", "ca"):
         hall = Hall("a", "b", "c")
-        hall.occupy(less, 6_000)
+        hall.occupy(less, 9_000)
         hall.occupy(most, 3_000)
         hall.holds.update({(less, 1): 8_000, (most, 1): 7_000})
         assert hall.ask("r", 10_000, prefix=1).held_for() == (most, 0)
+
+
+def test_what_an_engine_has_done_of_a_prefill_is_not_waited_for() -> None:
+    """33,664 tokens are 10 µs too many; 10 ms later they are not."""
+    hall = busy_hall(33_664, holds=8_000)
+    hall.run_until(0.01)
+    assert hall.ask("r", 10_000, prefix=1).held_for() == ("a", 0)
+
+
+def test_a_prefill_takes_as_long_as_its_attention_too() -> None:
+    """10,000 tokens take 1 s without it, and 11 s with 0.2 µs for each token before each: more than 10 × 800 ms."""
+    for c2_ms, on in ((0.0, None), (2e-4, "b")):
+        hall = Hall("b")
+        hall.add("a", rates=msgspec.structs.replace(RATES, c2_ms=c2_ms))
+        hall.occupy("a", 10_000)
+        hall.holds["a", 1] = 8_000
+        assert hall.ask("r", 10_000, prefix=1).on == on
+
+
+@pytest.mark.parametrize(
+    ("under_way", "waits"),
+    [
+        (12_000, True),  # 8,000 of 20,000 tokens are left
+        (19_500, False),  # 500: 5.2 × 50 ms against 1.3 × 1,745.2 + 50 = 2,318.76
+        (25_000, False),  # more than it holds
+    ],
+)
+def test_what_will_be_pushed_out_by_then_is_not_waited_for(under_way: int, waits: bool) -> None:
+    hall = busy_hall(under_way, holds=8_000)
+    hall.all["a"].capacity_tokens = 20_000
+    assert hall.ask("r", 10_000, prefix=1).waits is waits
+
+
+def test_what_a_slower_tier_keeps_is_not_lost() -> None:
+    hall = busy_hall(19_500, holds=8_000)
+    hall.all["a"].capacity_tokens = 20_000
+    hall.offloads.add("a")
+    assert hall.ask("r", 10_000, prefix=1).held_for() == ("a", 0)
+
+
+def test_what_is_being_computed_is_not_pushed_out_by_itself() -> None:
+    hall = busy_hall(19_500, holds=0)
+    hall.all["a"].capacity_tokens = 20_000
+    hall.expects["a", 7] = 8_000
+    assert hall.ask("r", 10_000, text=7).held_for() == ("a", 0)
 
 
 def test_what_another_free_engine_holds_is_not_waited_for() -> None:
@@ -530,29 +575,30 @@ def test_nobody_waits_for_an_engine_that_is_only_faster() -> None:
 def crowded_hall() -> tuple[Hall, Seat, Seat]:
     """Two are held for a. λ is 10 as long as both wait: 100 + 900 ms for 2 × 0.5 s.
 
-    "small" gains 100 ms: 1,000 against the 563.76 that a is busy; by itself, at λ = 1.9, only 190.
+    "small" gains 200 ms: 2,000 against the 1,863.76 that a is busy; by itself, at λ = 4.6, only 920.
     """
-    hall = busy_hall(6_000, holds=10_000)
-    hall.holds["a", 2] = 1_000
+    hall = busy_hall(16_000, holds=10_000)
+    hall.holds["a", 2] = 2_000
     large = hall.ask("large", 19_000, prefix=1)
-    small = hall.ask("small", 2_000, prefix=2)
+    small = hall.ask("small", 3_000, prefix=2)
     assert large.held_for() == small.held_for() == ("a", 0)
     return hall, large, small
 
 
 def test_who_is_held_is_let_go_when_the_pressure_falls() -> None:
+    """Half a second later a has still 1,213.76 ms to do."""
     hall, large, small = crowded_hall()
-    hall.run_until(3.0)
+    hall.run_until(0.1)
     assert small.waits
     assert large.cancel is not None
     large.cancel()
-    hall.run_until(3.0 + LOOK_AGAIN_S)
+    hall.run_until(0.1 + LOOK_AGAIN_S)
     assert small.on == "b"
     hall.nothing_left()
 
 
 def test_who_is_held_is_let_go_when_the_engine_gets_more_to_do() -> None:
-    """30,000 tokens make 3,683.76 ms: too much for a gain of 1,000, not for one of 10,000."""
+    """40,000 tokens less half a second make 4,333.76 ms: too much for a gain of 2,000, not for one of 10,000."""
     hall, large, small = crowded_hall()
     hall.occupy("a", 24_000)
     hall.run_until(LOOK_AGAIN_S)
@@ -565,12 +611,14 @@ def test_who_is_held_is_let_go_when_the_engine_is_gone() -> None:
     hall.alive.remove("a")
     hall.run_until(LOOK_AGAIN_S)
     assert small.on == "b"
+    hall.first_token(small)
+    hall.settle()
     assert large.on == "b"
 
 
 def test_the_held_come_out_in_the_order_of_the_line() -> None:
     hall, large, _small = crowded_hall()
-    third = hall.ask("third", 2_500, prefix=2)
+    third = hall.ask("third", 3_500, prefix=2)
     hall.free(1)
     hall.settle()
     assert named(hall.order) == ["small", "third"]  # 1,000 and 1,500 tokens: then a has 2,500 under way
