@@ -35,9 +35,9 @@ class WaitingRoom(Section):
     room; without it neighbours: 1 serves better under heavy load, and worse under light."""
     free_tokens: Tokens = 2_048
     """An engine takes more while fewer uncached prompt tokens of ours are on their way to their first token there."""
-    head_start_max_s: Seconds = 40.0
+    head_start_max_s: Seconds = 50.0
     """Short prompts go before long ones, but nothing that arrives later than this overtakes a request; under heavy
-    overload up to three quarters of wait_s."""
+    overload more. Seven tenths of wait_s at most."""
     gap_s: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] = 0.1
     """While others wait and answers come slowly, an engine rests between two prefills, so long at most, so that those
     who decode there move on. 0: never; first tokens come sooner, further ones more slowly."""

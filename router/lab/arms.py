@@ -12,6 +12,8 @@ lmetric:hold         the same with hold
 
 from __future__ import annotations
 
+from math import inf
+
 import msgspec
 
 from router.lab.engine import Order
@@ -22,7 +24,9 @@ _RULES: dict[str, RoomRule | None] = {
     "shortest": None,
     "room": RoomRule(),
     "gapless": RoomRule(gap_s=0.0),
-    "wspt": RoomRule(head_start=1e6, head_start_max_s=1e12, told_apart_s=1e6, hold=False, gap_s=0.0),
+    "wspt": RoomRule(
+        head_start=1e6, head_start_max_s=1e12, head_start_of_wait=inf, told_apart_s=1e6, hold=False, gap_s=0.0
+    ),
     "fcfs": RoomRule(head_start_max_s=0.0, head_start_backlog=0.0, hold=False, gap_s=0.0),
     "hold": RoomRule(head_start_max_s=0.0, head_start_backlog=0.0, gap_s=0.0),
 }

@@ -46,9 +46,9 @@ def test_without_a_head_start_the_line_is_in_the_order_of_arrival() -> None:
         (80.0, 2_500.0, 80.0),
         (100.0, 100.0, 4.0),  # 40 × 2.5 s is the most there is
         (200.0, 100.0, 8.0),
-        (450.0, 100.0, 18.0),
-        (450.0, 2_499.0, 449.82),
-        (450.0, 9_000.0, 450.0),
+        (420.0, 100.0, 16.8),
+        (420.0, 2_499.0, 419.832),
+        (420.0, 9_000.0, 420.0),
     ],
 )
 def test_where_the_head_start_is_long_short_prompts_stand_as_far_apart_as_all_up_to_two_and_a_half_seconds(
@@ -76,13 +76,13 @@ def test_nothing_that_arrives_later_by_more_than_the_head_start_stands_before_it
 @pytest.mark.parametrize(
     ("backlog_s", "wait_s", "longest_s"),
     [
-        (0.0, 600.0, 40.0),
-        (5.0, 600.0, 40.0),
+        (0.0, 600.0, 50.0),
+        (6.25, 600.0, 50.0),
         (10.0, 600.0, 80.0),
         (15.0, 600.0, 120.0),
-        (1_000.0, 600.0, 450.0),
-        (1_000.0, 100.0, 75.0),  # else it would be refused for having waited too long
-        (1_000.0, 20.0, 40.0),
+        (1_000.0, 600.0, 420.0),
+        (1_000.0, 100.0, 70.0),  # else it would be refused for having waited too long
+        (0.0, 20.0, 14.0),
     ],
 )
 def test_the_head_start_grows_where_everybody_would_wait_long(

@@ -229,7 +229,7 @@ def test_what_one_turn_of_the_loop_brings_is_looked_at_once() -> None:
 
 
 def test_a_short_prompt_goes_before_a_long_one_that_came_first() -> None:
-    """At 0: 2 s of work, a place 40 s later. At 30: 10 ms, a place 0.4 s later."""
+    """At 0: 2 s of work, a place 50 s later. At 30: 10 ms, a place 0.4 s later."""
     hall = Hall("a")
     busy = hall.occupy("a", 9_000)
     hall.ask("long", 20_000)
@@ -241,14 +241,18 @@ def test_a_short_prompt_goes_before_a_long_one_that_came_first() -> None:
 
 
 def test_but_not_before_one_that_came_more_than_the_head_start_earlier() -> None:
-    """The place of the long one is 40.0; of one that comes at 39.7 with 10 ms it is 40.1."""
+    """The place of the long one is 50.0; of one that comes at 49.7 with 10 ms it is 50.1."""
     hall = Hall("a")
     busy = hall.occupy("a", 9_000)
     hall.ask("long", 20_000)
-    hall.run_until(39.7)
-    short = hall.ask("short", 100)
+    hall.run_until(30.0)
+    still_busy = hall.occupy("a", 9_000)
     hall.free(busy)
-    hall.run_until(41.0)
+    hall.run_until(49.7)
+    short = hall.ask("short", 100)
+    assert hall.order == []
+    hall.free(still_busy)
+    hall.run_until(51.0)
     assert named(hall.order) == ["long"]
     assert short.waits
 
@@ -277,14 +281,14 @@ def test_who_loses_its_cache_loses_its_place() -> None:
     assert hall.room._lanes.popitem()[1].waiting_ms == 2_000.0
 
 
-@pytest.mark.parametrize(("wait_s", "yields_s"), [(600.0, 240.0), (100.0, 75.0)])
-def test_a_long_prompt_yields_no_longer_than_three_quarters_of_what_it_may_wait(wait_s: float, yields_s: float) -> None:
+@pytest.mark.parametrize(("wait_s", "yields_s"), [(600.0, 240.0), (100.0, 70.0)])
+def test_a_long_prompt_yields_no_longer_than_seven_tenths_of_what_it_may_wait(wait_s: float, yields_s: float) -> None:
     """30 s of work wait when it comes. With more it would be refused at last for having waited too long."""
     hall = Hall("a", limits=RoomLimits(wait_s=wait_s))
     hall.occupy("a", 9_000)
     hall.ask("first", 300_000)
     hall.ask("long", 40_000)
-    assert [waiting.yields_s for waiting in hall.room.waiting] == [40.0, yields_s]
+    assert [waiting.yields_s for waiting in hall.room.waiting] == [50.0, yields_s]
 
 
 @settings(max_examples=60)
