@@ -1,7 +1,7 @@
 """When a request leaves the waiting room, and for which engine: the rule, without the queues.
 
-Three mechanisms, measured on public traces: on 8 simulated H100s with an 8B model at 4 × the recorded load mean TTFT is a
-tenth of what it is placed at arrival (`examples/replay/RESULTS.md`).
+Three mechanisms, measured on public traces: on 8 simulated H100s with an 8B model at 4 × the recorded load mean TTFT
+is a tenth of what it is placed at arrival (`examples/replay/RESULTS.md`).
 
 head start  what is soon computed goes first, but only so far: request r stands in line as if it had arrived at
             arrival + min(κ · m_r, G), m_r its own prefill on the engine that holds most of it. Nothing that arrives
