@@ -481,6 +481,7 @@ def test_broken_cells_come_before_open_ones_and_the_worst_first() -> None:
 def test_one_value_has_no_interval() -> None:
     assert half_interval([3.0]) == 0
     assert half_interval([1.0, 3.0]) == pytest.approx(12.706 * sqrt(2) / sqrt(2))
+    assert half_interval([1.0, 3.0] * 8) == pytest.approx(2.262 * sqrt(16 / 15) / sqrt(16))
 
 
 # -- the command

@@ -166,8 +166,13 @@ def _compare(promise: Promise, by_arm: Mapping[str, Sequence[Measures]], arm: st
 
 
 def half_interval(values: Sequence[float]) -> float:
-    """Half of the 95 % interval of their mean, by Student's t; 0 for a single value, of which nothing is known."""
-    return _T_95[len(values) - 2] * stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
+    """Half of the 95 % interval of their mean, by Student's t, a little wide for more than ten values.
+
+    0 for a single one, of which nothing is known.
+    """
+    if len(values) < 2:
+        return 0.0
+    return _T_95[min(len(values), 10) - 2] * stdev(values) / sqrt(len(values))
 
 
 def worst_first(verdicts: Iterable[Verdict]) -> list[Verdict]:

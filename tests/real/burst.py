@@ -2,8 +2,10 @@
 
     python -m tests.real.burst --engines DIR [--kind vllm] [--requests 120] [--rounds 6] [--json FILE]
 
-Each round sends the same requests at once: six long system prompts, questions of very different lengths. What counts is
-the mean of the rounds: servers that share their cores with gateway and client take 3 to 7 s for the same burst.
+Each round sends the same requests at once: six long system prompts, questions of very different lengths. Servers that
+share their cores with gateway and client take 3 to 7 s for the same burst, so what counts is the mean of the rounds:
+below that of placing at arrival, and of the longest prompt not above it by more than 5 % and the 95 % interval of the
+rounds' differences.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ from typing import Any
 import httpx
 import yaml
 
+from tests.policy_grid.verdict import half_interval
 from tests.real.engines import CannotStart, RealEngines
 from tests.real.gateway import GatewayProcess
 
 WORDS = "the parcel that was sent on Monday has not arrived and nobody knows where it is now".split()  # noqa: SIM905
 LONG_WORDS = 2_500
 ARRIVE_WITHIN_S = 1.0
+LONGEST = "ttft_longest_prompts_max_s"
 
 
 def bodies(requests: int, model: str, seed: int) -> Iterator[dict[str, Any]]:
@@ -90,7 +94,7 @@ def figures_of_round(found: list[tuple[int, float]]) -> dict[str, float]:
         "ttft_mean_s": round(mean(s for _, s in found), 3),
         "ttft_p50_s": round(median(s for _, s in found), 3),
         "ttft_longest_prompts_mean_s": round(mean(s for size, s in found if size > 0.9 * longest), 3),
-        "ttft_longest_prompts_max_s": round(max(s for size, s in found if size > 0.9 * longest), 3),
+        LONGEST: round(max(s for size, s in found if size > 0.9 * longest), 3),
         "ttft_max_s": round(max(s for _, s in found), 3),
     }
 
@@ -132,8 +136,13 @@ def main() -> int:
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
     room, push = figures["room"], figures["at arrival"]
-    kept = room["ttft_mean_s"] < push["ttft_mean_s"]
-    kept = kept and room["ttft_longest_prompts_max_s"] <= push["ttft_longest_prompts_max_s"] * 1.05
+    over_s = [
+        figures_of_round(one)[LONGEST] - figures_of_round(other)[LONGEST]
+        for one, other in zip(found["room"], found["at arrival"], strict=True)
+    ]
+    within_s = half_interval(over_s)
+    kept = room["ttft_mean_s"] < push["ttft_mean_s"] and mean(over_s) <= 0.05 * push[LONGEST] + within_s
+    print(f"longest prompt: {mean(over_s):+.2f} ± {within_s:.2f} s")
     print("kept" if kept else "MISSED", figures)
     return 0 if kept else 1
 
