@@ -330,7 +330,7 @@ class WaitingRoom:
         if now >= self._desk.due:
             self._desk.sweep(now)
         self._expire(now)
-        if self._unfit:
+        if self._unfit and now >= self._looked_again_at + LOOK_AGAIN_S:
             self._look_again(now)
         set_aside = SetAside()
         while self._send_next(set_aside, now):
@@ -342,26 +342,12 @@ class WaitingRoom:
             self._call_back(self._next_change(now))
 
     def _look_again(self, now: float) -> None:
-        """Into the line with those that a free engine has memory for now; and with any of them now and then, since what
-        else was in their way may be over: an engine was suspected, say.
-        """
-        overdue = now >= self._looked_again_at + LOOK_AGAIN_S
-        if overdue:
-            self._looked_again_at = now
-        free: dict[LaneName, list[Rank]] = {}
+        """What was in their way may be over: an engine was suspected, or its memory was full."""
+        self._looked_again_at = now
         for waiting in list(islice(self._unfit, AGAIN_AT_ONCE)):
-            lane = waiting.lane
-            assert lane is not None, "who waits stands in a lane"
-            if not overdue:
-                if waiting.lacks is None:
-                    continue
-                if lane.name not in free:
-                    ranks = self._desk.ranks(lane.name.model, lane.name.lora)
-                    free[lane.name] = [rank for rank in ranks if self._is_free(rank, now)]
-                if still_lacks(waiting.lacks, free[lane.name], now):
-                    continue
             del self._unfit[waiting]
-            lane.line_up(waiting)
+            if waiting.lane is not None:
+                waiting.lane.line_up(waiting)
 
     def _expire(self, now: float) -> None:
         while (oldest := next(iter(self.waiting), None)) is not None:

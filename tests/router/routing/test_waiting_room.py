@@ -548,24 +548,6 @@ def test_what_will_be_pushed_out_by_then_is_not_waited_for(under_way: int, waits
     assert hall.ask("r", 10_000, prefix=1).waits is waits
 
 
-def test_who_lacked_memory_is_placed_as_soon_as_a_free_engine_has_it() -> None:
-    """And not half a second later, when all are looked at again, nor on the busy one it was held for meanwhile."""
-    hall = Hall("a", "b")
-    answering = hall.ask("answering", 30_000)
-    assert answering.on == "a"
-    hall.first_token(answering)
-    hall.tells("a", 0.9)
-    hall.occupy("b", 9_000)
-    seat = hall.ask("r", 20_000)
-    hall.run_until(0.1)
-    hall.room.wake(hall.now)  # all are looked at again, in vain
-    hall.run_until(0.2)
-    assert seat.held_for() == ("b", 0)
-    hall.end(answering)
-    hall.settle()
-    assert (seat.on, seat.placed_at) == ("a", 0.2)
-
-
 def test_what_a_slower_tier_keeps_is_not_lost() -> None:
     hall = busy_hall(19_500, holds=8_000)
     hall.all["a"].capacity_tokens = 20_000
